@@ -1,0 +1,72 @@
+# `make` lists what there is. Every target does the set-up it needs; a set-up that is up to
+# date costs nothing.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+KAFKA  := $(VENV)/.kafka
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types layers format figures model lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) $(KAFKA) ## a .venv with all dependencies, and a local Kafka for the tests
+
+# The lock's checksums are verified; the package itself is installed editable, with the build
+# backend from the lock.
+$(READY): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: '$(PYTHON)' is not Python 3.11 or newer; install one (Debian: apt-get install python3 python3-venv)"; \
+	  echo "      or name another: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; } >&2
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "make: '$(PYTHON) -m venv' failed; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	$(PIP) install --quiet --require-hashes -r requirements.lock
+	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# Soft: the demo needs no Kafka, and a test that does says itself what is missing.
+$(KAFKA): $(READY)
+	@if $(BIN)/gateway broker --prefetch; then touch $@; \
+	else echo "make: no local Kafka yet; the tests that need one will say so" >&2; fi
+
+demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080
+	$(BIN)/gateway demo $(ARGS)
+
+test: setup lint types layers ## everything CI runs; ARGS="-k name" for some of it
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY) ## mypy, strict
+	$(BIN)/mypy
+
+layers: $(READY) ## a floor imports only floors below it
+	$(BIN)/lint-imports
+
+format: $(READY) ## rewrite as ruff likes it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+figures: setup ## measure; results are kept in bench/results
+	$(BIN)/python -m bench.figures $(ARGS)
+
+model: $(READY) ## the model test for an hour; SECONDS=60 for a minute
+	GATEWAY_MODEL_SECONDS=$(or $(SECONDS),3600) $(BIN)/python -m pytest tests/model -q --timeout 0 $(ARGS)
+
+# The lines cut off say that the package itself is not pinned: it is this folder.
+lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade for newer versions
+	$(PIP) install --quiet pip-tools
+	CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --extra dev --generate-hashes \
+	  --strip-extras --unsafe-package gateway --no-emit-index-url --no-emit-find-links \
+	  --no-emit-trusted-host --output-file requirements.lock pyproject.toml $(ARGS)
+	sed -i.old '/^# WARNING/,$$d' requirements.lock && rm requirements.lock.old
+
+clean: ## remove the .venv and everything made; downloads stay cached
+	rm -rf $(VENV) dist node_modules .*_cache .hypothesis
+	find gateway tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
