@@ -1,0 +1,131 @@
+"""The format `cloudevents`: CloudEvents 1.0 in its JSON format, one event a record.
+
+A record that is a CloudEvent already (Kafka protocol binding 1.0.2) stays the event it
+is: in structured mode (`content-type: application/cloudevents+json`) its value is passed
+on untouched, in binary mode (`ce_specversion: 1.0`) its attributes come from the `ce_`
+headers. Any other record becomes an event of type `org.apache.kafka.record`.
+
+Data is `data` where it is JSON (the very text of the value) or text, else `data_base64`.
+A key that is no UTF-8 text fits no attribute and is left out: `envelope` is exact.
+"""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+
+from ..core.record import Record
+from .event import Payload, delete, text_of
+
+TYPE = "org.apache.kafka.record"
+
+_STRUCTURED = "application/cloudevents+json"
+_REQUIRED = ("specversion", "id", "source", "type")
+_NOT_DECLARED = ("data", "datacontenttype")
+_ATTRIBUTE = re.compile(r"ce_([a-z0-9]+)", re.ASCII)
+_JSON = re.compile(r"\w+/(json|[\w.!#$&^+-]+\+json)", re.ASCII)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def cloudevents(record: Record) -> Payload:
+    value = record.value
+    if value is None:
+        return delete(record)
+    headers = dict(_text_headers(record))
+    content_type = headers.get("content-type")
+    if _media_type(content_type) == _STRUCTURED and _is_event(value):
+        return None, value
+    event = _attributes(record, headers)
+    return None, orjson.dumps(event | _data(value, content_type))
+
+
+def _attributes(record: Record, headers: Mapping[str, str]) -> dict[str, Any]:
+    (topic, partition), offset = record.tp, record.offset
+    event: dict[str, Any] = {
+        "specversion": "1.0",
+        "id": f"{topic}:{partition}:{offset}",
+        "source": f"/kafka/{topic}",
+        "type": TYPE,
+    }
+    key = text_of(record.key) if record.key else None
+    if key:
+        event["partitionkey"] = key
+    if headers.get("ce_specversion") == "1.0":
+        return event | _declared(headers)
+    if time := _rfc3339(record.timestamp):
+        event["time"] = time
+    if key:
+        event["subject"] = key
+    return event
+
+
+def _declared(headers: Mapping[str, str]) -> dict[str, str]:
+    """The attributes in `ce_` headers; those that are empty or no names of one are dropped."""
+    return {
+        match[1]: text
+        for name, text in headers.items()
+        if text and (match := _ATTRIBUTE.fullmatch(name)) and match[1] not in _NOT_DECLARED
+    }
+
+
+def _data(value: bytes, content_type: str | None) -> dict[str, Any]:
+    """The data members: what the content type says or, without one, what the value is."""
+    if content_type is None or _JSON.fullmatch(_media_type(content_type)):
+        if _parsed(value) is not _NOT_JSON:
+            return {
+                "datacontenttype": content_type or "application/json",
+                "data": orjson.Fragment(value),
+            }
+        if content_type is not None:
+            return {"datacontenttype": content_type, "data_base64": b64encode(value).decode()}
+    text = text_of(value)
+    if text is not None:
+        return {"datacontenttype": content_type or "text/plain", "data": text}
+    return {
+        "datacontenttype": content_type or "application/octet-stream",
+        "data_base64": b64encode(value).decode(),
+    }
+
+
+_NOT_JSON = object()
+
+
+def _parsed(value: bytes) -> Any:
+    """Strict JSON: no NaN, no lone surrogates, UTF-8 only."""
+    try:
+        return orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return _NOT_JSON
+
+
+def _is_event(value: bytes) -> bool:
+    event = _parsed(value)
+    return isinstance(event, dict) and all(
+        isinstance(event.get(name), str) and event[name] for name in _REQUIRED
+    )
+
+
+def _text_headers(record: Record) -> Iterator[tuple[str, str]]:
+    for name, content in record.headers:
+        if content is not None and (text := text_of(content)) is not None:
+            yield name.lower(), text
+
+
+def _media_type(content_type: str | None) -> str:
+    return (content_type or "").partition(";")[0].strip().lower()
+
+
+def _rfc3339(timestamp_ms: int) -> str | None:
+    """None for a record without a time, and past the year 9999, which RFC 3339 cannot write."""
+    if timestamp_ms < 0:
+        return None
+    try:
+        time = _EPOCH + timedelta(milliseconds=timestamp_ms)
+    except OverflowError:
+        return None
+    return time.isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

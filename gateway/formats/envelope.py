@@ -1,0 +1,30 @@
+"""The format `envelope`: the whole record as one JSON object, exact to the byte.
+
+`{"topic", "partition", "offset", "timestamp", "key", "value", "headers": [[name, value]]}`
+with the timestamp in milliseconds (-1: none) and every key and value, of headers too, by
+the rule of `formats.event`. A tombstone is the event `delete` with the same object, its
+value null.
+"""
+
+from __future__ import annotations
+
+import orjson
+
+from ..core.record import Record
+from .event import DELETE, Payload, json_of
+
+
+def envelope(record: Record) -> Payload:
+    (topic, partition), offset, _, timestamp, key, value, headers = record
+    data = orjson.dumps(
+        {
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "timestamp": timestamp,
+            "key": json_of(key),
+            "value": json_of(value),
+            "headers": [(name, json_of(content)) for name, content in headers],
+        }
+    )
+    return (DELETE if value is None else None), data

@@ -1,0 +1,43 @@
+"""What the formats have in common: their type, bytes as JSON, and the tombstone.
+
+Bytes become JSON by one rule that a client can undo without guessing: a string is the
+UTF-8 text of the bytes, `{"base64": "..."}` is bytes that are no UTF-8, null is null. No
+value is ever shown as the JSON it may hold, so an object always means base64.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
+import orjson
+
+from ..core.record import Record
+
+Payload: TypeAlias = tuple[str | None, bytes]
+Format: TypeAlias = Callable[[Record], Payload]
+Binary: TypeAlias = Literal["error", "base64"]
+
+DELETE = "delete"
+
+
+def text_of(data: bytes) -> str | None:
+    """The text of UTF-8 bytes (strict: no surrogates, no overlong forms); None if it is not."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def json_of(data: bytes | None) -> str | dict[str, str] | None:
+    """Bytes by the rule above."""
+    if data is None:
+        return None
+    text = text_of(data)
+    return {"base64": b64encode(data).decode()} if text is None else text
+
+
+def delete(record: Record) -> Payload:
+    """A tombstone: the event `delete` with the key that is gone, by the rule above."""
+    return DELETE, orjson.dumps({"key": json_of(record.key)})

@@ -1,0 +1,47 @@
+"""The format `value`: the record's value is the event's data.
+
+It is exact for UTF-8 text without CR (SSE folds CR and CRLF into LF). Bytes that are no
+UTF-8 cannot be sent as they are; the route chooses:
+
+error:  an `error` event that says where the record is takes the record's place.
+base64: every value of the route is sent as base64, text too: a binary value may happen to
+        be valid UTF-8, and a client could not tell which of the two it was given.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+import orjson
+
+from ..core.record import Record
+from .event import Binary, Format, Payload, delete, text_of
+
+
+def value_format(binary: Binary) -> Format:
+    return _base64 if binary == "base64" else _text
+
+
+def _text(record: Record) -> Payload:
+    value = record.value
+    if value is None:
+        return delete(record)
+    # isascii() first: 21 ns for 200 bytes, the decoding alone 54 ns.
+    if value.isascii() or text_of(value) is not None:
+        return None, value
+    return "error", _not_text(record)
+
+
+def _base64(record: Record) -> Payload:
+    if record.value is None:
+        return delete(record)
+    return None, b64encode(record.value)
+
+
+def _not_text(record: Record) -> bytes:
+    where = {"topic": record.tp.topic, "partition": record.tp.partition, "offset": record.offset}
+    message = (
+        f"the value at {record.tp} offset {record.offset} is not UTF-8 text; "
+        "read it with format: envelope, or set binary: base64 on the route"
+    )
+    return orjson.dumps({"code": "value-not-text", "message": message, **where})
