@@ -1,0 +1,232 @@
+"""A Kafka cluster on this machine, of one or three nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gateway.errors import LocalBrokerError
+
+from . import jars, java
+from .format import checkpoint, classpath, cluster_id, format_directory
+from .node import Node, Port
+from .properties import FAST_FAILOVER, FAST_RETENTION, LEAN, SINGLE, Security, listeners
+
+START_TIMEOUT = 90.0  # s; one node is up in about 1 s, on busy cores it took 17 s
+
+
+class LocalKafka:
+    """A cluster of real brokers; a context manager, both plain and async.
+
+    nodes:           1 or 3; with 3, two must live.
+    properties:      broker properties over the lean ones.
+    data:            directory that outlives it; by default a temporary one, removed at close.
+    port:            of node 1's plain listener, the others' follow; chosen by the system if None.
+    fast_failover:   a dead leader is replaced in 2 to 5 s instead of 11 s.
+    fast_retention:  retention and compaction act within 2 s instead of minutes.
+    security:        listeners with SASL and TLS, and ACLs.
+    advertised:      node id -> host and port; opens a listener VIA that *says* this address.
+                     Put a TCP proxy there, forwarding to `nodes[i].ports["VIA"]`: clients that
+                     bootstrap through it stay behind it, plain ones reach the broker directly.
+
+    Raises LocalBrokerError when it cannot be started, with the end of the broker's log.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        *,
+        properties: Mapping[str, str] | None = None,
+        data: Path | None = None,
+        port: int | None = None,
+        fast_failover: bool = False,
+        fast_retention: bool = False,
+        security: Security | None = None,
+        advertised: Callable[[int], tuple[str, int]] | None = None,
+    ) -> None:
+        if nodes not in (1, 3):
+            raise LocalBrokerError(f"a local cluster has 1 or 3 nodes, not {nodes}")
+        self.nodes: list[Node] = []
+        self._count = nodes
+        self._port = port
+        self._security = security or Security()
+        self._advertised = advertised
+        self._data = data
+        self._directory = data or Path()
+        self._records: Path | None = None
+        self._properties = LEAN | (SINGLE if nodes == 1 else {})
+        self._properties |= FAST_FAILOVER if fast_failover else {}
+        self._properties |= FAST_RETENTION if fast_retention else {}
+        self._properties |= self._security.properties() | dict(properties or {})
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """host:port of every node's plain listener."""
+        return [node.address for node in self.nodes]
+
+    def listener(self, name: str) -> list[str]:
+        """host:port of every node's listener SASL, TLS, SASL_TLS or VIA (as bound)."""
+        return [f"127.0.0.1:{node.ports[name]}" for node in self.nodes]
+
+    def node(self, id: int) -> Node:
+        return self.nodes[id - 1]
+
+    def start(self) -> None:
+        """Start every node and wait until each can be used."""
+        self._launch()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
+        """Until every running node's Metadata lists all running nodes; `timeout` in seconds."""
+        deadline = time.monotonic() + timeout
+        while not self._ready():
+            if dead := [node for node in self.nodes if not node.running]:
+                raise LocalBrokerError(f"node {dead[0].id} of Kafka ended:\n{dead[0].tail()}")
+            if time.monotonic() > deadline:
+                tails = "\n".join(f"node {node.id}:\n{node.tail()}" for node in self.nodes)
+                raise LocalBrokerError(f"Kafka was not ready after {timeout:.0f} s\n{tails}")
+            time.sleep(0.05)
+
+    def heal(self, timeout: float = START_TIMEOUT) -> None:
+        """Thaw the frozen, start the dead, and wait until all can be used again."""
+        for node in self.nodes:
+            node.thaw()
+            node.start()
+        self.wait_ready(timeout)
+
+    def close(self) -> None:
+        """End every node: in order when its data is kept, at once when not."""
+        atexit.unregister(self.close)
+        for node in self.nodes:
+            if self._data is None:
+                node.kill()
+            else:
+                node.terminate()
+        deadline = time.monotonic() + 15  # the last of three has no quorum to say goodbye to
+        for node in self.nodes:
+            node.wait(max(0.1, deadline - time.monotonic()))
+            node.release()
+        if self._data is None and self.nodes:
+            shutil.rmtree(self._directory, ignore_errors=True)
+        self.nodes = []
+
+    def _ready(self) -> bool:
+        every = {node.id for node in self.nodes}
+        return all(node.known_brokers() >= every for node in self.nodes)
+
+    def _launch(self) -> None:
+        if self.nodes:
+            raise LocalBrokerError("this cluster is running already")
+        command, start = self._prepared()
+        if self._data is None:
+            self._directory = Path(tempfile.mkdtemp(prefix="gateway-kafka-"))
+        atexit.register(self.close)
+        try:
+            self._reserve()
+            cluster = cluster_id(self._directory)
+            for node in self.nodes:
+                format_directory(node.directory, node.id, cluster, start)
+                node.configure(command, self._properties_of(node))
+                node.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepared(self) -> tuple[list[str], bytes]:
+        """The command without its properties file, and the checkpoint to format with."""
+        cache = jars.cache_directory()
+        libs = jars.fetched(cache)
+        found = java.found()
+        command = [
+            *(str(found.path), *java.FLAGS, *self._archive_options(cache)),
+            "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            *("-cp", classpath(libs), "kafka.Kafka"),
+        ]
+        return command, checkpoint(cache, self._security.scram)
+
+    def _archive_options(self, cache: Path) -> list[str]:
+        if self._records is not None:
+            return [f"-XX:ArchiveClassesAtExit={self._records}"]
+        made = archive(cache)
+        return [f"-XX:SharedArchiveFile={made}", "-Xshare:auto"] if made else []
+
+    def _reserve(self) -> None:
+        names = ["PLAINTEXT", "CONTROLLER", *self._security.listeners]
+        if self._advertised:
+            names.append("VIA")
+        for id in range(1, self._count + 1):
+            fixed = {"PLAINTEXT": self._port + id - 1} if self._port else {}
+            ports = {name: Port(fixed.get(name, 0)) for name in names}
+            self.nodes.append(Node(id, self._directory / f"node-{id}", ports))
+
+    def _properties_of(self, node: Node) -> dict[str, str]:
+        voters = (f"{each.id}@127.0.0.1:{each.ports['CONTROLLER']}" for each in self.nodes)
+        via = self._advertised(node.id) if self._advertised else None
+        return {
+            "node.id": str(node.id),
+            "log.dirs": str(node.directory),
+            **listeners(node.ports, via, ",".join(voters)),
+            **self._properties,
+        }
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+
+def archive(cache: Path) -> Path | None:
+    """The class archive of this Java and this Kafka; made first, in some seconds, if missing.
+
+    None for a Java that cannot make one (a trimmed one without its own base archive).
+    """
+    path = cache / java.found().archive
+    if not path.exists():
+        checkpoint(cache)  # needs the lock too
+        with jars.locked(cache):
+            if not path.exists():
+                _record(path)
+    return path if path.stat().st_size else None
+
+
+def _record(path: Path) -> None:
+    """Start a broker and stop it in order: at exit the JVM writes the classes it had loaded."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    recorder = LocalKafka()
+    recorder._records = part
+    with recorder:
+        recorder.nodes[0].stop(timeout=60)
+    if not part.exists():
+        part.touch()  # remembered, so that it is not tried at every start
+    part.rename(path)

@@ -1,0 +1,199 @@
+"""One broker process.
+
+It dies with the process that started it: by atexit, and on Linux by PR_SET_PDEATHSIG, so that
+even a killed test run leaves no JVM behind. Its ports stay the same over restarts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from gateway.errors import LocalBrokerError
+
+from .properties import text
+
+_LINUX = sys.platform == "linux"
+_LIBC = ctypes.CDLL(None) if _LINUX else None
+_PR_SET_PDEATHSIG = 1
+
+# The kernel sends the death signal when the *thread* that forked ends, so all brokers are forked
+# by one thread that lives as long as the process.
+_SPAWNER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kafka-spawner")
+
+
+def _die_with_parent() -> None:
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Port:
+    """A TCP port of 127.0.0.1 that is ours until released.
+
+    On Linux it stays bound, without listening, while a broker listens on it: both sockets say
+    SO_REUSEADDR, and no other process is given the number in between.
+    Raises LocalBrokerError when the number asked for is taken.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind(("127.0.0.1", number))
+        except OSError as error:
+            self._socket.close()
+            raise LocalBrokerError(
+                f"port {number} of 127.0.0.1 is taken ({error.strerror}); choose another, or none"
+            ) from error
+        self.number: int = self._socket.getsockname()[1]
+        if not _LINUX:
+            self.release()
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+class Node:
+    """A broker that is also a controller. Ids begin with 1."""
+
+    def __init__(self, id: int, directory: Path, ports: Mapping[str, Port]) -> None:
+        self.id = id
+        self.directory = directory
+        self.log = directory.with_suffix(".log")
+        self.frozen = False
+        self._ports = ports
+        self._command: Sequence[str] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Port by listener: PLAINTEXT, CONTROLLER, VIA, SASL, TLS, SASL_TLS."""
+        return {name: port.number for name, port in self._ports.items()}
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._ports['PLAINTEXT'].number}"
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 when it does not run."""
+        return self._process.pid if self._process is not None and self.running else 0
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def configure(self, command: Sequence[str], properties: Mapping[str, str]) -> None:
+        """Write its server.properties, and note the command that is to be given its path."""
+        file = self.directory.with_suffix(".properties")
+        file.write_text(text(properties))
+        self._command = (*command, str(file))
+
+    def start(self) -> None:
+        """Start the process, if it does not run; it can be used some seconds later."""
+        if self.running:
+            return
+        with self.log.open("ab") as log:
+            self._process = _SPAWNER.submit(self._spawn, log.fileno()).result()
+
+    def _spawn(self, log: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=self.directory.parent,
+            start_new_session=True,  # ^C in a terminal is for us to act on
+            preexec_fn=_die_with_parent,
+        )
+
+    def terminate(self) -> None:
+        """SIGTERM, without waiting: it hands its partitions over and ends."""
+        self.thaw()
+        self._signal(signal.SIGTERM)
+
+    def stop(self, timeout: float = 20.0) -> None:
+        """End it in order; after `timeout` seconds by force (the last of three never ends)."""
+        self.terminate()
+        self.wait(timeout)
+
+    def kill(self) -> None:
+        """SIGKILL: gone at once, nothing handed over."""
+        self._signal(signal.SIGKILL)
+        self.wait()
+
+    def freeze(self) -> None:
+        """SIGSTOP: its connections stay open and silent."""
+        self.frozen = True
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        if self.frozen:
+            self.frozen = False
+            self._signal(signal.SIGCONT)
+
+    def wait(self, timeout: float = 10.0) -> None:
+        """Until the process has ended; by force after `timeout` seconds."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        self.frozen = False
+
+    def release(self) -> None:
+        for port in self._ports.values():
+            port.release()
+
+    def tail(self, lines: int = 25) -> str:
+        """The last lines of its log."""
+        try:
+            return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        except FileNotFoundError:
+            return ""
+
+    def known_brokers(self, timeout: float = 2.0) -> set[int]:
+        """Ids of the brokers in its Metadata answer (v1); none while it cannot answer."""
+        try:
+            return _metadata(self.ports["PLAINTEXT"], timeout)
+        except (OSError, struct.error, EOFError):
+            return set()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self.running:
+            self._process.send_signal(number)
+
+
+def _metadata(port: int, timeout: float) -> set[int]:
+    client = b"gateway"
+    # api 3, version 1, correlation 0, client id, and no topics (a null array would mean all)
+    body = struct.pack(">hhih", 3, 1, 0, len(client)) + client + struct.pack(">i", 0)
+    with socket.create_connection(("127.0.0.1", port), timeout) as connection:
+        connection.sendall(struct.pack(">i", len(body)) + body)
+        with connection.makefile("rb") as stream:
+            (size,) = struct.unpack(">i", _exactly(stream.read(4), 4))
+            answer = _exactly(stream.read(size), size)
+    (count,) = struct.unpack_from(">i", answer, 4)
+    position, brokers = 8, set()
+    for _ in range(count):
+        node, host = struct.unpack_from(">ih", answer, position)
+        position += 6 + host + 4
+        (rack,) = struct.unpack_from(">h", answer, position)
+        position += 2 + max(rack, 0)
+        brokers.add(node)
+    return brokers
+
+
+def _exactly(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise EOFError("the broker closed the connection")
+    return data
