@@ -7,7 +7,15 @@ from __future__ import annotations
 
 from .cluster import LocalKafka
 from .node import Node
-from .properties import Security
+from .properties import FAST_FAILOVER, FAST_RETENTION, Security
 from .serve import prefetch, run_broker
 
-__all__ = ["LocalKafka", "Node", "Security", "prefetch", "run_broker"]
+__all__ = [
+    "FAST_FAILOVER",
+    "FAST_RETENTION",
+    "LocalKafka",
+    "Node",
+    "Security",
+    "prefetch",
+    "run_broker",
+]

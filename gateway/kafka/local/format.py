@@ -74,10 +74,7 @@ def _made(cache: Path, scram: Sequence[str]) -> bytes:
         logs = Path(name) / "logs"
         ports = {"PLAINTEXT": 1, "CONTROLLER": 2}  # only parsed, never bound
         config.write_text(
-            text(
-                {"node.id": "1", "log.dirs": str(logs)}
-                | listeners(ports, None, "1@127.0.0.1:2")
-            )
+            text({"node.id": "1", "log.dirs": str(logs)} | listeners(ports, None, "1@127.0.0.1:2"))
         )
         users = [word for user in scram for word in ("--add-scram", user)]
         done = subprocess.run(

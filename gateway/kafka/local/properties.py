@@ -137,9 +137,7 @@ class Security:
         return made
 
 
-def listeners(
-    ports: Mapping[str, int], via: tuple[str, int] | None, voters: str
-) -> dict[str, str]:
+def listeners(ports: Mapping[str, int], via: tuple[str, int] | None, voters: str) -> dict[str, str]:
     """Listeners of one node, all on 127.0.0.1; VIA alone says another address than its own."""
     bound = {name: f"{name}://127.0.0.1:{port}" for name, port in ports.items()}
     said = {name: where for name, where in bound.items() if name != "CONTROLLER"}
@@ -152,9 +150,7 @@ def listeners(
         "controller.quorum.voters": voters,
         "listeners": ",".join(bound.values()),
         "advertised.listeners": ",".join(said.values()),
-        "listener.security.protocol.map": ",".join(
-            f"{name}:{_PROTOCOLS[name]}" for name in ports
-        ),
+        "listener.security.protocol.map": ",".join(f"{name}:{_PROTOCOLS[name]}" for name in ports),
     }
 
 

@@ -1,0 +1,125 @@
+"""What an operator does to topics, for tests. Synchronous: librdkafka has its own threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import ElectionType, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
+
+TIMEOUT = 30.0  # s
+
+
+class Admin:
+    """options: librdkafka properties over the defaults (security)."""
+
+    def __init__(self, bootstrap: Sequence[str], **options: Any) -> None:
+        servers = {"bootstrap.servers": ",".join(bootstrap)}
+        # Its own log lines about killed brokers are of no use in a test's output.
+        self.client = AdminClient(servers | {"log_level": 0} | options)
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication: int = 1,
+        configs: Mapping[str, str] | None = None,
+        assignment: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Returns when every partition has a leader. assignment: node ids of each partition."""
+        if assignment is not None:
+            placed: dict[str, Any] = {"replica_assignment": [list(ids) for ids in assignment]}
+            partitions = len(assignment)
+        else:
+            placed = {"replication_factor": replication}
+        new = NewTopic(name, num_partitions=partitions, config=dict(configs or {}), **placed)
+        _done(self.client.create_topics([new]))
+        self._wait(lambda: len(self.leaders(name)) == partitions, f"leaders of {name}")
+
+    def delete_topic(self, name: str) -> None:
+        """Returns when no broker asked knows it any more; unknown topics are no error."""
+        try:
+            _done(self.client.delete_topics([name]))
+        except KafkaException as error:
+            if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                raise
+        self._wait(lambda: not self.exists(name), f"the end of {name}")
+
+    def exists(self, name: str) -> bool:
+        return name in self.client.list_topics(timeout=TIMEOUT).topics
+
+    def topic_id(self, name: str) -> str:
+        """The topic's UUID, as Kafka prints it."""
+        described = self.client.describe_topics(TopicCollection([name]))
+        return str(described[name].result(TIMEOUT).topic_id)
+
+    def leaders(self, name: str) -> dict[int, int]:
+        """Node id of the leader of every partition that has one."""
+        topics = self.client.list_topics(timeout=TIMEOUT).topics
+        partitions = topics[name].partitions.values() if name in topics else ()
+        return {each.id: each.leader for each in partitions if each.leader >= 0}
+
+    def delete_records(self, name: str, before: Mapping[int, int]) -> None:
+        """Move the log start of each partition to its offset in `before`."""
+        wanted = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
+        _done(self.client.delete_records(wanted))
+
+    def alter_configs(self, name: str, configs: Mapping[str, str]) -> None:
+        entries = [
+            ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+            for key, value in configs.items()
+        ]
+        resource = ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries)
+        _done(self.client.incremental_alter_configs([resource]))
+
+    def elect(self, name: str, partitions: Sequence[int], *, unclean: bool = False) -> None:
+        """Give partitions back to their preferred leader, or any leader at all (unclean)."""
+        kind = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
+        wanted = [TopicPartition(name, partition) for partition in partitions]
+        self.client.elect_leaders(kind, wanted).result(TIMEOUT)
+
+    def log_start(self, name: str, partition: int = 0) -> int:
+        return self._offset(name, partition, OffsetSpec.earliest())
+
+    def log_end(self, name: str, partition: int = 0) -> int:
+        """The high watermark."""
+        return self._offset(name, partition, OffsetSpec.latest())
+
+    def wait_in_sync(self, timeout: float = 60.0) -> None:
+        """Until every partition has a leader and all its replicas are in sync."""
+        self._wait(self._in_sync, "all replicas in sync", timeout)
+
+    def _in_sync(self) -> bool:
+        try:
+            topics = self.client.list_topics(timeout=5).topics.values()
+        except KafkaException:
+            return False
+        partitions = [each for topic in topics for each in topic.partitions.values()]
+        return all(each.leader >= 0 and len(each.isrs) == len(each.replicas) for each in partitions)
+
+    def _offset(self, name: str, partition: int, spec: OffsetSpec) -> int:
+        wanted = {TopicPartition(name, partition): spec}
+        (future,) = self.client.list_offsets(wanted, request_timeout=TIMEOUT).values()
+        return int(future.result(TIMEOUT).offset)
+
+    def _wait(self, met: Callable[[], bool], what: str, timeout: float = TIMEOUT) -> None:
+        deadline = time.monotonic() + timeout
+        while not met():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{what}: not within {timeout:.0f} s")
+            time.sleep(0.02)
+
+
+def _done(futures: Mapping[Any, Any]) -> None:
+    for future in futures.values():
+        future.result(TIMEOUT)

@@ -1,0 +1,155 @@
+"""Kafka for tests: which one, and what tests do to it from outside.
+
+The choice, in order: bootstrap servers in GATEWAY_TEST_KAFKA, a Docker engine that answers, a
+local real broker. All are plain processes, so the fixtures are sync and serve every event loop.
+A test that needs what the choice lacks (killing nodes) is skipped, with CI=true it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NoReturn
+
+import pytest
+from support.admin import Admin
+
+from gateway.errors import LocalBrokerError
+from gateway.kafka.local import FAST_RETENTION, LocalKafka
+
+# Asking for an unknown topic must not create it: that is what tests ask about.
+PROPERTIES = {"auto.create.topics.enable": "false"}
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skip, and say why; in CI nothing may be skipped unseen."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"CI lacks what this test needs: {reason}")
+    pytest.skip(reason)
+
+
+@dataclass
+class Broker:
+    """A cluster to test with. `local` is there if its nodes are ours to kill."""
+
+    bootstrap: list[str]
+    local: LocalKafka | None = None
+    fast_retention: bool = False
+    _topics: list[str] = field(default_factory=list)
+
+    @property
+    def servers(self) -> str:
+        return ",".join(self.bootstrap)
+
+    @cached_property
+    def admin(self) -> Admin:
+        return Admin(self.bootstrap)
+
+    def topic(
+        self,
+        partitions: int = 1,
+        *,
+        replication: int = 1,
+        configs: Mapping[str, str] | None = None,
+        assignment: Sequence[Sequence[int]] | None = None,
+    ) -> str:
+        """Create a topic with a name of its own; ready to be written when this returns."""
+        name = f"test-{uuid.uuid4().hex[:12]}"
+        self.admin.create_topic(name, partitions, replication, configs, assignment)
+        self._topics.append(name)
+        return name
+
+    def heal(self) -> None:
+        """Undo kills and freezes: every node up, every partition led and in sync again."""
+        if self.local is None:
+            lacking("the nodes of this Kafka cannot be killed or healed")
+        self.local.heal()
+        self.admin.wait_in_sync()
+
+    def forget_topics(self) -> None:
+        while self._topics:
+            self.admin.delete_topic(self._topics.pop())
+
+
+@pytest.fixture(scope="session")
+def session_kafka() -> Iterator[Broker]:
+    if servers := os.environ.get("GATEWAY_TEST_KAFKA"):
+        yield Broker(servers.split(","))
+    elif docker_answers():
+        yield from _container()
+    else:
+        yield from _local()
+
+
+@pytest.fixture
+def kafka(session_kafka: Broker) -> Iterator[Broker]:
+    """One broker, shared by the session; the test's topics go with the test."""
+    yield session_kafka
+    session_kafka.forget_topics()
+
+
+@pytest.fixture
+def topic(kafka: Broker) -> Callable[..., str]:
+    """Creates topics: `topic(partitions=12, configs={...})` gives a name of its own."""
+    return kafka.topic
+
+
+@pytest.fixture
+def retention_kafka(kafka: Broker) -> Broker:
+    """The same broker, if retention and compaction act within two seconds there."""
+    if not kafka.fast_retention:
+        lacking("this Kafka takes minutes to delete and compact")
+    return kafka
+
+
+@pytest.fixture(scope="session")
+def session_kafka3() -> Iterator[Broker]:
+    if os.environ.get("GATEWAY_TEST_KAFKA"):
+        lacking("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
+    yield from _local(3, fast_failover=True)
+
+
+@pytest.fixture
+def kafka3(session_kafka3: Broker) -> Iterator[Broker]:
+    """Three brokers with fast failover; what the test killed or froze is healed after it."""
+    assert session_kafka3.local is not None
+    nodes = session_kafka3.local.nodes
+    before = [node.pid for node in nodes]
+    yield session_kafka3
+    if [node.pid for node in nodes] != before or any(node.frozen for node in nodes):
+        session_kafka3.heal()
+    session_kafka3.forget_topics()
+
+
+def docker_answers() -> bool:
+    try:
+        import docker
+
+        return bool(docker.from_env(timeout=2).ping())
+    except Exception:  # not installed, no socket, no permission: all mean no
+        return False
+
+
+def _container() -> Iterator[Broker]:
+    from testcontainers.community.kafka import KafkaContainer
+
+    container = KafkaContainer().with_kraft()
+    for name, value in (PROPERTIES | FAST_RETENTION).items():
+        container.with_env("KAFKA_" + name.upper().replace(".", "_"), value)
+    with container:
+        yield Broker([container.get_bootstrap_server()], fast_retention=True)
+
+
+def _local(nodes: int = 1, **options: Any) -> Iterator[Broker]:
+    kafka = LocalKafka(nodes, properties=PROPERTIES, fast_retention=True, **options)
+    try:
+        kafka.start()
+    except LocalBrokerError as error:
+        lacking(str(error))
+    try:
+        yield Broker(kafka.bootstrap, kafka, fast_retention=True)
+    finally:
+        kafka.close()

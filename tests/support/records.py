@@ -1,0 +1,90 @@
+"""Records put into topics by tests, with and without transactions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A record to write. partition None: by key, or any. timestamp: ms, None for now."""
+
+    value: bytes | None = None
+    key: bytes | None = None
+    partition: int | None = None
+    timestamp: int | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+async def produce(
+    bootstrap: Sequence[str],
+    topic: str,
+    records: Iterable[Sent | bytes],
+    **options: Any,
+) -> list[tuple[int, int]]:
+    """Write them with acks=all; (partition, offset) of each. options: of AIOKafkaProducer."""
+    async with AIOKafkaProducer(bootstrap_servers=list(bootstrap), acks="all", **options) as to:
+        return await _sent(to, topic, records)
+
+
+@asynccontextmanager
+async def transaction(
+    bootstrap: Sequence[str], id: str | None = None, **options: Any
+) -> AsyncIterator[Transaction]:
+    """An open transaction; left open it is aborted at the end of the block."""
+    name = id or f"tx-{uuid.uuid4().hex[:12]}"
+    producer = AIOKafkaProducer(bootstrap_servers=list(bootstrap), transactional_id=name, **options)
+    async with producer:
+        await producer.begin_transaction()
+        made = Transaction(producer)
+        try:
+            yield made
+        finally:
+            if made.is_open:
+                await made.abort()
+
+
+@dataclass
+class Transaction:
+    """Holds readers of read_committed back until it ends."""
+
+    producer: AIOKafkaProducer
+    is_open: bool = True
+
+    async def write(self, topic: str, records: Iterable[Sent | bytes]) -> list[tuple[int, int]]:
+        return await _sent(self.producer, topic, records)
+
+    async def commit(self) -> None:
+        self.is_open = False
+        await self.producer.commit_transaction()
+
+    async def abort(self) -> None:
+        self.is_open = False
+        await self.producer.abort_transaction()
+
+
+async def _sent(
+    producer: AIOKafkaProducer, topic: str, records: Iterable[Sent | bytes]
+) -> list[tuple[int, int]]:
+    waiting = []
+    for record in records:
+        each = Sent(record) if isinstance(record, bytes) else record
+        waiting.append(
+            await producer.send(
+                topic,
+                value=each.value,
+                key=each.key,
+                partition=each.partition,
+                timestamp_ms=each.timestamp,
+                headers=list(each.headers),
+            )
+        )
+    await producer.flush()
+    written = [await future for future in waiting]
+    return [(each.partition, each.offset) for each in written]
