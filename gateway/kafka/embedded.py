@@ -1,0 +1,179 @@
+"""A Kafka inside this process: librdkafka's mock cluster, from the confluent-kafka wheel.
+
+Up in milliseconds with nothing but pip: for `gateway demo` and for tests with injected faults.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import importlib.util
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gateway.errors import LocalBrokerError
+
+_PRODUCER = 0  # rd_kafka_type_t
+_DISCONNECT = -195  # RD_KAFKA_RESP_ERR__TRANSPORT: the mock closes the connection instead
+
+
+class EmbeddedKafka:
+    """A mock cluster; ends with `close` or the context.
+
+    topics: name -> number of partitions.  nodes: brokers, with ids from 1.
+    Raises LocalBrokerError when librdkafka is not there or refuses.
+    """
+
+    DISCONNECT = _DISCONNECT
+
+    def __init__(self, topics: Mapping[str, int] | None = None, nodes: int = 1) -> None:
+        self._library = library()
+        self._client = _client(self._library)
+        self._cluster = self._library.rd_kafka_mock_cluster_new(self._client, nodes)
+        if not self._cluster:
+            self._library.rd_kafka_destroy(self._client)
+            raise LocalBrokerError(f"librdkafka made no mock cluster of {nodes} nodes")
+        for name, partitions in (topics or {}).items():
+            self.create_topic(name, partitions)
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """host:port of every broker."""
+        servers: bytes = self._library.rd_kafka_mock_cluster_bootstraps(self._open())
+        return servers.decode().split(",")
+
+    def create_topic(self, name: str, partitions: int = 1, replication: int = 1) -> None:
+        self._do("topic_create", name.encode(), partitions, replication)
+
+    def delete_topic(self, name: str) -> None:
+        self._do("topic_delete", name.encode())
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """Move the log start of each partition to its offset in `before`."""
+        for partition, offset in before.items():
+            self._do("partition_delete_records", topic.encode(), partition, offset)
+
+    def lead(self, topic: str, partition: int, node: int | None) -> None:
+        """Give the partition to a node, or to nobody (None); the leader epoch goes up by one."""
+        self._do("partition_set_leader", topic.encode(), partition, -1 if node is None else node)
+
+    def fail(self, api: int, *codes: int) -> None:
+        """Answer the next requests of an API key, one each, with these error codes of Kafka.
+
+        0 lets one pass; DISCONNECT closes the connection instead of answering.
+        """
+        array = (ctypes.c_int * len(codes))(*codes)
+        self._library.rd_kafka_mock_push_request_errors_array(
+            self._open(), api, len(codes), array
+        )
+
+    def forgive(self, api: int) -> None:
+        """Forget the failures of an API key that were not used up."""
+        self._library.rd_kafka_mock_clear_request_errors(self._open(), api)
+
+    def down(self, node: int) -> None:
+        """Disconnect everybody from the node and accept nobody; its leaderships stay."""
+        self._do("broker_set_down", node)
+
+    def up(self, node: int) -> None:
+        self._do("broker_set_up", node)
+
+    def delay(self, node: int, seconds: float) -> None:
+        """Every answer of the node takes this much longer."""
+        self._do("broker_set_rtt", node, round(seconds * 1000))
+
+    def close(self) -> None:
+        if self._cluster:
+            self._library.rd_kafka_mock_cluster_destroy(self._cluster)
+            self._library.rd_kafka_destroy(self._client)
+            self._cluster = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        if not self._cluster:
+            raise LocalBrokerError("this embedded Kafka is closed")
+        return int(self._cluster)
+
+    def _do(self, verb: str, *arguments: object) -> None:
+        code = getattr(self._library, f"rd_kafka_mock_{verb}")(self._open(), *arguments)
+        if code:
+            reason = self._library.rd_kafka_err2str(code).decode()
+            raise LocalBrokerError(f"the embedded Kafka refused {verb}{arguments}: {reason}")
+
+
+def _client(library: ctypes.CDLL) -> int:
+    """The librdkafka instance whose thread the mock's timers and logs hang on."""
+    error = ctypes.create_string_buffer(512)
+    conf = library.rd_kafka_conf_new()
+    library.rd_kafka_conf_set(conf, b"log_level", b"0", error, len(error))
+    client = library.rd_kafka_new(_PRODUCER, conf, error, len(error))
+    if not client:
+        raise LocalBrokerError(f"librdkafka did not start: {error.value.decode()}")
+    return int(client)
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """librdkafka with the signatures used here; the copy that confluent-kafka itself loads."""
+    for path in _candidates():
+        loaded = ctypes.CDLL(path)
+        if hasattr(loaded, "rd_kafka_mock_cluster_new"):
+            return _typed(loaded)
+    raise LocalBrokerError(
+        "the embedded Kafka needs librdkafka with its mock cluster; `pip install confluent-kafka`"
+    )
+
+
+def _candidates() -> Iterator[str]:
+    spec = importlib.util.find_spec("confluent_kafka")
+    if spec is not None and spec.origin is not None:
+        package = Path(spec.origin).parent
+        wheels = (package.parent / "confluent_kafka.libs", package / ".dylibs")
+        for directory in wheels:  # Linux, macOS
+            yield from map(str, sorted(directory.glob("librdkafka*")))
+    if found := ctypes.util.find_library("rdkafka"):
+        yield found
+
+
+def _typed(library: ctypes.CDLL) -> ctypes.CDLL:
+    pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+    int32, int64, size = ctypes.c_int32, ctypes.c_int64, ctypes.c_size_t
+    signatures: dict[str, tuple[type | None, list[type]]] = {
+        "conf_new": (pointer, []),
+        "conf_set": (number, [pointer, text, text, text, size]),
+        "new": (pointer, [number, pointer, text, size]),
+        "destroy": (None, [pointer]),
+        "err2str": (text, [number]),
+        "mock_cluster_new": (pointer, [pointer, number]),
+        "mock_cluster_destroy": (None, [pointer]),
+        "mock_cluster_bootstraps": (text, [pointer]),
+        "mock_topic_create": (number, [pointer, text, number, number]),
+        "mock_topic_delete": (number, [pointer, text]),
+        "mock_partition_delete_records": (number, [pointer, text, int32, int64]),
+        "mock_partition_set_leader": (number, [pointer, text, int32, int32]),
+        "mock_push_request_errors_array": (
+            None,
+            [pointer, ctypes.c_int16, size, ctypes.POINTER(number)],
+        ),
+        "mock_clear_request_errors": (None, [pointer, ctypes.c_int16]),
+        "mock_broker_set_down": (number, [pointer, int32]),
+        "mock_broker_set_up": (number, [pointer, int32]),
+        "mock_broker_set_rtt": (number, [pointer, int32, number]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"rd_kafka_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
