@@ -18,6 +18,7 @@ import pytest
 from support.admin import Admin
 
 from gateway.errors import LocalBrokerError
+from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import FAST_RETENTION, LocalKafka
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
@@ -122,6 +123,13 @@ def kafka3(session_kafka3: Broker) -> Iterator[Broker]:
     if [node.pid for node in nodes] != before or any(node.frozen for node in nodes):
         session_kafka3.heal()
     session_kafka3.forget_topics()
+
+
+@pytest.fixture
+def embedded() -> Iterator[EmbeddedKafka]:
+    """An in-process mock cluster of one broker, with no topics yet."""
+    with EmbeddedKafka() as kafka:
+        yield kafka
 
 
 def docker_answers() -> bool:
