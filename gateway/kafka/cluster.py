@@ -1,0 +1,172 @@
+"""One Kafka cluster: its connections and metadata, and what is asked of them.
+
+Starting never waits for Kafka and never fails for good: brokers that are away are tried
+again in the background, and `reachable` and `error` say how it stands.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.core.record import TopicPartition
+from gateway.core.recovery import Backoff
+from gateway.errors import KafkaError
+
+from . import fetch as fetching
+from . import offsets
+from .connections import Connections, Credentials, Role
+from .fetch_messages import Fetched, Want
+from .messages import TopicAnswer
+from .metadata import Metadata
+from .quiet import quieten
+from .sessions import FetchSession
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Times in seconds.
+
+    servers:     `host:port` of the bootstrap servers.
+    credentials: keyword arguments for aiokafka's `create_conn`, see `security`.
+    reconnect:   the first and the longest delay before a broker is connected to again.
+    """
+
+    servers: Sequence[str]
+    client_id: str = "gateway"
+    rack: str = ""
+    credentials: Credentials = dict
+    request_timeout: float = 5.0
+    metadata_max_age: float = 2.0
+    metadata_hedge: float = 1.0
+    reconnect: tuple[float, float] = (0.05, 1.0)
+    idle: float = 300.0
+    random: Any = field(default=random.random)
+
+
+class Cluster:
+    """Connections and metadata of one cluster.
+
+    async with it, or `start` and `close`; nothing of it outlives `close`.
+    """
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        floor, ceiling = settings.reconnect
+        self.settings = settings
+        self.connections = Connections(
+            client_id=settings.client_id,
+            credentials=settings.credentials,
+            request_timeout=settings.request_timeout,
+            idle=settings.idle,
+            backoff=lambda: Backoff(ceiling=ceiling, random=settings.random, floor=floor),
+        )
+        self.metadata = Metadata(
+            self.connections,
+            [address(server) for server in settings.servers],
+            max_age=settings.metadata_max_age,
+            hedge=settings.metadata_hedge,
+        )
+
+    async def __aenter__(self) -> Cluster:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Begin to reach for the brokers; returns at once."""
+        quieten()
+        self.metadata.start()
+
+    async def close(self) -> None:
+        await self.metadata.close()
+        await self.connections.close()
+
+    @property
+    def reachable(self) -> bool:
+        """The last attempt to ask a broker anything about the cluster succeeded."""
+        return self.metadata.reachable
+
+    @property
+    def error(self) -> KafkaError | None:
+        """Why it is not reachable, None while it is, or while the first attempt runs."""
+        return self.metadata.error
+
+    @property
+    def id(self) -> str | None:
+        return self.metadata.cluster_id
+
+    @property
+    def requests(self) -> Counter[str]:
+        """How many requests were sent, by the api's name."""
+        return self.connections.requests
+
+    def leader(self, tp: TopicPartition) -> tuple[int, int] | None:
+        """Node and leader epoch of a watched partition; None while it has no leader."""
+        return self.metadata.leader(tp)
+
+    def topic(self, name: str) -> TopicAnswer | None:
+        """A watched topic as last told."""
+        return self.metadata.topic(name)
+
+    async def describe(self, topic: str) -> TopicAnswer:
+        """See `Metadata.describe`."""
+        return await self.metadata.describe(topic)
+
+    async def list_offsets(
+        self,
+        specs: Mapping[TopicPartition, int],
+        isolation: int = offsets.READ_COMMITTED,
+        *,
+        within: float | None = None,
+    ) -> dict[TopicPartition, offsets.Offset | int]:
+        """See `offsets.list_offsets`."""
+        return await offsets.list_offsets(self, specs, isolation, within=within)
+
+    async def epoch_ends(
+        self, epochs: Mapping[TopicPartition, int], *, within: float | None = None
+    ) -> dict[TopicPartition, offsets.EpochEnd | int]:
+        """See `offsets.epoch_ends`."""
+        return await offsets.epoch_ends(self, epochs, within=within)
+
+    async def fetch(
+        self,
+        node: int,
+        role: Role,
+        wants: Mapping[TopicPartition, Want],
+        *,
+        max_wait: float = 0.5,
+        min_bytes: int = 1,
+        max_bytes: int = 16 << 20,
+        isolation: int = offsets.READ_COMMITTED,
+        session: FetchSession | None = None,
+    ) -> dict[TopicPartition, Fetched]:
+        """See `fetch.fetch`; new leaders told on the way are noted (KIP-951)."""
+        fetched = await fetching.fetch(
+            self.connections,
+            node,
+            role,
+            wants,
+            max_wait=max_wait,
+            min_bytes=min_bytes,
+            max_bytes=max_bytes,
+            isolation=isolation,
+            rack=self.settings.rack,
+            session=session,
+        )
+        for tp, one in fetched.items():
+            if one.leader is not None:
+                self.metadata.hint(tp, *one.leader)
+        return fetched
+
+
+def address(server: str) -> tuple[str, int]:
+    """`host:port`, `[v6]:port` or `host` (port 9092)."""
+    host, colon, port = server.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        host, port = server, "9092"
+    return host.strip("[]"), int(port)

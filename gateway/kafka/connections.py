@@ -1,0 +1,278 @@
+"""Connections to brokers: shared, one for each broker and role.
+
+Kafka answers the requests of one connection one after the other, so a fetch that waits for
+records would hold up everything behind it: the live tail, control requests and catch-up
+reading have a connection each. aiokafka brings TCP, TLS, SASL and correlation; what its
+client does above that (one lock for connecting to all brokers) is left out: a frozen
+broker holds up nobody else, here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from aiokafka.conn import AIOKafkaConnection, create_conn
+
+from gateway.core.recovery import Backoff, Cause
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+
+from .failures import BROKEN, cause_of, said
+from .messages import Request
+
+R = TypeVar("R")
+Credentials = Callable[[], Mapping[str, Any]]
+
+_FOREVER_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
+
+
+class Role(StrEnum):
+    TAIL = "tail"
+    CONTROL = "control"
+    CATCHUP = "catchup"
+
+
+@dataclass(slots=True)
+class Link:
+    """One open connection."""
+
+    node: int
+    role: Role
+    conn: AIOKafkaConnection
+    throttled_until: float = 0.0
+
+    @property
+    def versions(self) -> Mapping[int, tuple[int, int]]:
+        """Of each api key, the lowest and highest version that the broker speaks."""
+        versions: Mapping[int, tuple[int, int]] = self.conn._versions
+        return versions
+
+    @property
+    def open(self) -> bool:
+        return bool(self.conn.connected())
+
+
+@dataclass(slots=True)
+class _Node:
+    address: tuple[str, int]
+    backoff: Backoff
+    failed_at: float = -1.0
+    retry_at: float | None = None
+    links: dict[Role, Link] = field(default_factory=dict)
+    connecting: dict[Role, asyncio.Task[Link]] = field(default_factory=dict)
+
+
+def _new_backoff() -> Backoff:
+    return Backoff(ceiling=1.0, random=random.random)
+
+
+class Connections:
+    """Links to brokers by node id; ids below 0 are bootstrap servers.
+
+    credentials:     keyword arguments for aiokafka's `create_conn`, asked at every connect.
+    request_timeout: seconds until a request without an answer closes its connection.
+    idle:            seconds after which an unused connection is closed.
+    backoff:         makes the delays of one broker's reconnects.
+    """
+
+    def __init__(
+        self,
+        *,
+        client_id: str = "gateway",
+        credentials: Credentials = dict,
+        request_timeout: float = 5.0,
+        idle: float = 300.0,
+        backoff: Callable[[], Backoff] = _new_backoff,
+    ) -> None:
+        self.request_timeout = request_timeout
+        self.requests: Counter[str] = Counter()
+        self._client_id = client_id
+        self._credentials = credentials
+        self._idle = idle
+        self._backoff = backoff
+        self._nodes: dict[int, _Node] = {}
+        self._closed = False
+
+    def know(self, addresses: Mapping[int, tuple[str, int]]) -> None:
+        """Where brokers are. One that moved is connected to afresh; others stay known."""
+        for node, address in addresses.items():
+            known = self._nodes.get(node)
+            if known is None or known.address != address:
+                if known is not None:
+                    self._drop(known)
+                self._nodes[node] = _Node(address, self._backoff())
+
+    def retry_at(self, node: int) -> float | None:
+        """Loop time before which no connection to the broker is tried, None if it may be."""
+        known = self._nodes.get(node)
+        return known.retry_at if known is not None else None
+
+    async def send(
+        self, node: int, role: Role, request: Request[R], *, within: float | None = None
+    ) -> R:
+        """The broker's answer. `within` in seconds, in place of `request_timeout`.
+
+        Raises BrokerUnavailable, AuthenticationFailed, or KafkaError where the broker is too
+        old for the request.
+        """
+        link = await self.connect(node, role)
+        return await self.ask(link, request, within=within)
+
+    async def ask(self, link: Link, request: Request[R], *, within: float | None = None) -> R:
+        """As `send`, on a link already there."""
+        self.requests[request.NAME] += 1
+        started = asyncio.get_running_loop().time()
+        # A throttled broker answers late without being ill (KIP-219).
+        wait = (within or self.request_timeout) + max(0.0, link.throttled_until - started)
+        try:
+            answer: R = await _within(wait, lambda: link.conn.send(request))
+        except BROKEN as exc:
+            link.conn.close()
+            raise self._failed(link.node, exc, started) from exc
+        self._succeeded(link, getattr(answer, "throttle_ms", 0))
+        return answer
+
+    async def connect(self, node: int, role: Role) -> Link:
+        """The link of a broker and role; concurrent calls share one attempt.
+
+        Raises BrokerUnavailable at once, with `retry_after`, while the broker's delay runs.
+        """
+        known = self._known(node)
+        link = known.links.get(role)
+        if link is not None and link.open:
+            return link
+        attempt = known.connecting.get(role)
+        if attempt is None:
+            self._gate(node, known)
+            attempt = asyncio.create_task(self._open(node, role, known))
+            known.connecting[role] = attempt
+            attempt.add_done_callback(lambda done: _settled(known, role, done))
+        try:
+            return await asyncio.shield(attempt)
+        except asyncio.CancelledError:
+            if not attempt.cancelled():
+                raise  # the caller was cancelled, the attempt goes on for others
+            raise BrokerUnavailable(
+                f"{self._name(node)} moved or the gateway is closing", node=_public(node)
+            ) from None
+
+    async def close(self) -> None:
+        """Close everything; later calls raise BrokerUnavailable."""
+        self._closed = True
+        ending: list[Awaitable[object]] = []
+        for known in self._nodes.values():
+            ending += self._drop(known)
+        self._nodes.clear()
+        if ending:
+            tasks = [asyncio.ensure_future(one) for one in ending]
+            await asyncio.wait(tasks, timeout=1.0)
+
+    def _known(self, node: int) -> _Node:
+        if self._closed:
+            raise BrokerUnavailable("the connections to Kafka are closed", node=_public(node))
+        known = self._nodes.get(node)
+        if known is None:
+            raise BrokerUnavailable(
+                f"broker {node} is not in the cluster's metadata; refresh it", node=_public(node)
+            )
+        return known
+
+    def _gate(self, node: int, known: _Node) -> None:
+        left = (known.retry_at or 0.0) - asyncio.get_running_loop().time()
+        if left > 0:
+            raise BrokerUnavailable(
+                f"{self._name(node)} failed; it is tried again in {left:.2f}s",
+                node=_public(node),
+                retry_after=left,
+            )
+
+    async def _open(self, node: int, role: Role, known: _Node) -> Link:
+        started = asyncio.get_running_loop().time()
+        host, port = known.address
+        try:
+            conn = await _within(
+                self.request_timeout,
+                lambda: create_conn(
+                    host,
+                    port,
+                    client_id=self._client_id,
+                    request_timeout_ms=_FOREVER_MS,
+                    max_idle_ms=int(self._idle * 1000),
+                    **self._credentials(),
+                ),
+            )
+        except (*BROKEN, KafkaError) as exc:
+            raise self._failed(node, exc, started) from exc
+        link = Link(node, role, conn)
+        if self._closed or self._nodes.get(node) is not known:
+            conn.close()
+            raise BrokerUnavailable(f"broker {node} moved", node=_public(node))
+        known.links[role] = link
+        return link
+
+    def _failed(self, node: int, exc: BaseException, started: float) -> KafkaError:
+        """Count a failure and say it. Those begun before the last one count with it."""
+        cause = cause_of(exc)
+        known = self._nodes.get(node)
+        now = asyncio.get_running_loop().time()
+        delay = 0.0
+        if known is not None and started > known.failed_at:
+            delay = known.backoff.delay(cause)
+            known.failed_at, known.retry_at = now, now + delay
+        name = self._name(node)
+        if cause is Cause.AUTHENTICATION:
+            return AuthenticationFailed(
+                f"{name} refused the gateway or its certificate: {said(exc)}; check kafka.security",
+                retry_after=delay,
+            )
+        timeout = cause is Cause.TIMEOUT
+        how = "gave no answer in time" if timeout else f"cannot be reached: {said(exc)}"
+        return BrokerUnavailable(
+            f"{name} {how}", node=_public(node), timeout=timeout, retry_after=delay
+        )
+
+    def _succeeded(self, link: Link, throttle_ms: int) -> None:
+        known = self._nodes.get(link.node)
+        if known is not None and known.retry_at is not None:
+            known.retry_at = None
+            known.backoff.succeeded()
+        if throttle_ms > 0:
+            link.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
+
+    def _name(self, node: int) -> str:
+        known = self._nodes.get(node)
+        at = f" at {known.address[0]}:{known.address[1]}" if known else ""
+        return f"broker {node}{at}" if node >= 0 else f"the bootstrap server{at}"
+
+    @staticmethod
+    def _drop(known: _Node) -> list[Awaitable[object]]:
+        ending: list[Awaitable[object]] = []
+        for attempt in known.connecting.values():
+            attempt.cancel()
+            ending.append(attempt)
+        for link in known.links.values():
+            closed = link.conn.close()
+            if closed is not None:
+                ending.append(closed)
+        known.links.clear()
+        return ending
+
+
+async def _within(seconds: float, start: Callable[[], Awaitable[R]]) -> R:
+    async with asyncio.timeout(seconds):
+        return await start()
+
+
+def _settled(known: _Node, role: Role, done: asyncio.Task[Link]) -> None:
+    known.connecting.pop(role, None)
+    if not done.cancelled():
+        done.exception()  # told to those who wait; where nobody does, no warning either
+
+
+def _public(node: int) -> int | None:
+    return node if node >= 0 else None
