@@ -1,0 +1,245 @@
+"""A view being encoded: every event once, for all who look at the same thing.
+
+A channel turns the entries of one turn into one chunk and keeps the last chunks in a ring.
+A client rides along as a cursor into that ring (see `subscription`). Some clients ride
+without a few partitions (theirs are pending, behind or ahead): for them the same event
+bytes go out with ids of their own; all who miss the same form a cohort and share these.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from .position import Position
+from .record import Entry, Gap, Ready, Reason, Record, TopicPartition
+from .tail import Tail, Turn
+from .token import overlay, seal
+
+MOST_TURNS = 4096
+ID_BYTES = 64 * 1024  # where ids come in batches: at most this much without one
+OVERHEAD = 256  # bytes that a chunk costs beside its data
+
+
+class Encoder(Protocol):
+    """How entries become bytes on one kind of wire. An event is a head and an end; the end
+    carries the id, so that it comes after the data."""
+
+    def head(self, entry: Entry) -> bytes | None:
+        """An event without its end; None for what is not told."""
+
+    def position(self) -> bytes:
+        """The event that only carries an id."""
+
+    def end(self, token: bytes | None) -> bytes:
+        """The end of an event, with an id if there is one."""
+
+
+class Event(NamedTuple):
+    tp: TopicPartition | None
+    head: bytes
+    text: bytes | None
+
+
+CohortKey = tuple[tuple[TopicPartition, object], ...]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """What one turn is on the wire.
+
+    ends: partitions whose loss ends those who got it. only_ready: it tells of nothing else.
+    """
+
+    turn: int
+    events: list[Event]
+    text: bytes
+    data: bytes
+    ends: frozenset[TopicPartition] = frozenset()
+    only_ready: bool = False
+    cohorts: dict[CohortKey, bytes] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return OVERHEAD + 2 * len(self.data) + sum(map(len, self.cohorts.values()))
+
+
+class Follower(Protocol):
+    """A subscription, as far as its channel knows it."""
+
+    cursor: int
+
+    def fall(self, position: Position) -> None:
+        """Its chunks are dropped: go on alone from this position."""
+
+
+class Channel:
+    """One view of a tail.
+
+    view:    digest of what is seen (topics, filter, format); part of every id.
+    accepts: the filter; None lets every record through.
+    fails:   topics whose clients end where the log lost records (`offsetOutOfRange: fail`).
+    """
+
+    def __init__(
+        self,
+        tail: Tail,
+        view: bytes,
+        encoder: Encoder,
+        accepts: Callable[[Record], bool] | None = None,
+        *,
+        max_bytes: int = 1 << 20,
+        fails: Iterable[str] = (),
+    ) -> None:
+        self.tail = tail
+        self.view = view
+        self.encoder = encoder
+        self.accepts = accepts
+        self.max_bytes = max_bytes
+        self.fails = frozenset(fails)
+        self.first = 0
+        self.bytes = 0
+        self.followers: set[Follower] = set()
+        self._ring: deque[Chunk] = deque()
+        self._text = tail.text  # of the last id that was sent
+        self._without_id = 0
+
+    @property
+    def head(self) -> int:
+        """The number of the next chunk."""
+        return self.first + len(self._ring)
+
+    def chunk(self, seq: int) -> Chunk:
+        return self._ring[seq - self.first]
+
+    def publish(self, turn: Turn) -> Chunk | None:
+        """Encode a turn; None when nothing of it is seen here."""
+        events: list[Event] = []
+        ends: set[TopicPartition] = set()
+        only_ready = True
+        for entry, text in turn.items:
+            head = self.event_head(entry)
+            if head is not None:
+                events.append(Event(entry.tp, head, text))
+                only_ready = only_ready and type(entry) is Ready
+                if self.ends_at(entry):
+                    ends.add(entry.tp)
+        if not events:
+            return None
+        chunk = self._encode(turn.seq, events, turn.text)
+        chunk.ends, chunk.only_ready = frozenset(ends), only_ready
+        return chunk
+
+    def announce(self) -> Chunk | None:
+        """Tell idle clients the position, if it moved since the last id."""
+        text = self.tail.text
+        if text == self._text:
+            return None
+        return self._encode(self.tail.seq, [Event(None, self.encoder.position(), text)], text)
+
+    def event_head(self, entry: Entry) -> bytes | None:
+        """One entry as this view shows it, without id; None if it does not."""
+        if type(entry) is Record and self.accepts is not None and not self.accepts(entry):
+            return None
+        return self.encoder.head(entry)
+
+    def ends_at(self, entry: Entry) -> bool:
+        return (
+            type(entry) is Gap
+            and entry.tp.topic in self.fails
+            and entry.reason in (Reason.RETENTION, Reason.SKIPPED)
+        )
+
+    def token(self, text: bytes) -> bytes:
+        return seal(text, self.view)
+
+    def cohort(self, chunk: Chunk, own: Position, key: CohortKey) -> bytes:
+        """A chunk without some partitions, for those whose places there are `own`."""
+        data = chunk.cohorts.get(key)
+        if data is None:
+            data = chunk.cohorts[key] = self._render_without(chunk, own)
+            self.bytes += len(data)
+        return data
+
+    def evict(self, before: int) -> None:
+        """Drop the chunks of turns before this one, and let go of those who need them."""
+        first = self.first
+        for chunk in self._ring:
+            if chunk.turn >= before:
+                break
+            first += 1
+        self._drop_to(first)
+
+    def _encode(self, turn: int, events: list[Event], text: bytes) -> Chunk:
+        if events[-1].text is None:
+            events[-1] = events[-1]._replace(text=self._batched(events, text))
+        else:
+            self._text = text
+        chunk = Chunk(turn, events, text, self._render(events))
+        self._ring.append(chunk)
+        self.bytes += chunk.size
+        if self.bytes > self.max_bytes and len(self._ring) > 1:
+            self._shrink()
+        return chunk
+
+    def _batched(self, events: list[Event], text: bytes) -> bytes | None:
+        """Long ids go out every 64 KB; `announce` sees to the rest."""
+        self._without_id += sum(len(event.head) for event in events)
+        if self._without_id < ID_BYTES:
+            return None
+        self._text, self._without_id = text, 0
+        return text
+
+    def _render(self, events: Iterable[Event]) -> bytes:
+        parts: list[bytes] = []
+        for _, head, text in events:
+            parts.append(head)
+            parts.append(self.encoder.end(None if text is None else seal(text, self.view)))
+        return b"".join(parts)
+
+    def _render_without(self, chunk: Chunk, own: Position) -> bytes:
+        kept = [event for event in chunk.events if event.tp not in own]
+        if not kept:
+            return b""
+        if kept[-1].text is None and chunk.events[-1].text is not None:
+            kept[-1] = kept[-1]._replace(text=chunk.text)
+        return self._render(
+            event if event.text is None else event._replace(text=overlay(event.text, own))
+            for event in kept
+        )
+
+    def _shrink(self) -> None:
+        """Half at a time, so that looking for those who fall costs little per chunk."""
+        first, left = self.first, self.bytes
+        for chunk in self._ring:
+            if left <= self.max_bytes // 2 or first == self.head - 1:
+                break
+            left -= chunk.size
+            first += 1
+        self._drop_to(first)
+
+    def _drop_to(self, first: int) -> None:
+        if first == self.first:
+            return
+        positions: dict[int, Position] = {}
+        for follower in list(self.followers):
+            if follower.cursor < first:
+                turn = self.chunk(follower.cursor).turn
+                if turn not in positions:
+                    positions[turn] = self.tail.position_before(turn)
+                follower.fall(positions[turn])
+        while self.first < first:
+            self.bytes -= self._ring.popleft().size
+            self.first += 1
+
+
+def trim(tail: Tail, channels: Iterable[Channel]) -> None:
+    """Keep a bounded number of turns; the channels of the tail let go of older chunks first."""
+    if tail.seq - tail.oldest <= MOST_TURNS:
+        return
+    before = tail.seq - MOST_TURNS // 2
+    for channel in channels:
+        channel.evict(before)
+    tail.forget(before)

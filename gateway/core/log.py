@@ -1,0 +1,152 @@
+"""The recent entries of one partition, kept for those who come late.
+
+A bounded ring: reconnecting clients, late joiners and slow ones read from here what the
+shared read has already passed, without asking Kafka. Bounded by bytes and by age; the
+oldest go first, and the newest stay even when one alone is over the bound.
+
+When the partition's log itself goes back (truncated, recreated) the ring starts anew in
+the next lineage, and `rebase` tells a reader of an older lineage where it goes on.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from .position import Place
+from .record import Entry, Gap, Reason, Record, TopicPartition
+
+OVERHEAD = 160  # bytes that an entry costs beside its key, value and headers
+
+
+class _Held(NamedTuple):
+    entry: Entry
+    size: int
+    at: float
+
+
+class Log:
+    """What is held of one partition: entries that follow each other up to `next`.
+
+    max_bytes: bound in bytes. max_age: bound in seconds, by the time of appending.
+    """
+
+    def __init__(self, tp: TopicPartition, max_bytes: int, max_age: float) -> None:
+        self.tp = tp
+        self.max_bytes = max_bytes
+        self.max_age = max_age
+        self.bytes = 0
+        self.start: int | None = None
+        self.next: int | None = None
+        self.epoch = -1
+        self.lineage = 0
+        self.origin: Place | None = None
+        self._held: list[_Held] = []
+        self._nexts: list[int] = []
+        self._first = 0  # entries before it are dead; cut off in bulk
+        self._rebases: list[Gap] = []
+
+    def __len__(self) -> int:
+        return len(self._held) - self._first
+
+    def open(self, offset: int, epoch: int) -> None:
+        """The shared read starts here; `origin` stays what it was first."""
+        self.start = self.next = offset
+        self.epoch = epoch
+        self.origin = self.origin or Place(offset, epoch, self.lineage)
+
+    def append(self, entry: Entry, now: float) -> None:
+        """Add what comes next. A gap that goes back starts the next lineage."""
+        assert self.next is not None, "opened by the shared read's start"
+        if type(entry) is Gap and entry.reason in (Reason.TRUNCATED, Reason.RECREATED):
+            self._restart(entry)
+            return
+        size = _size(entry)
+        self._held.append(_Held(entry, size, now))
+        self._nexts.append(entry.next)
+        self.next, self.epoch = entry.next, entry.epoch
+        self.bytes += size
+        if self.bytes > self.max_bytes:
+            self._evict_bytes()
+
+    @property
+    def place(self) -> Place:
+        """Where the shared read stands; pending before it was opened."""
+        return Place(self.next, self.epoch, self.lineage)
+
+    def expire(self, now: float) -> None:
+        """Drop what is older than `max_age`."""
+        oldest = now - self.max_age
+        while self._first < len(self._held) and self._held[self._first].at < oldest:
+            self._drop()
+
+    def shrink(self, to: int) -> None:
+        """Drop the oldest until no more than `to` bytes are held."""
+        while self.bytes > to and self._first < len(self._held):
+            self._drop()
+
+    def covers(self, place: Place) -> bool:
+        """Can this place be read from here?"""
+        return (
+            place.lineage == self.lineage
+            and place.offset is not None
+            and self.start is not None
+            and self.start <= place.offset
+        )
+
+    def read(self, offset: int) -> Iterator[Entry]:
+        """The entries from an offset on that is covered; a gap is cut to what lies after it."""
+        first = max(self._first, bisect_right(self._nexts, offset, lo=self._first))
+        for held in islice(self._held, first, None):
+            entry = held.entry
+            if type(entry) is Gap and entry.offset < offset:
+                entry = entry._replace(offset=offset)
+            yield entry
+
+    def rebase(self, place: Place) -> tuple[Gap | None, Place]:
+        """A place of an older lineage in the present one, and the gap to tell, if any."""
+        gap: Gap | None = None
+        at, epoch = place.offset, place.epoch
+        assert at is not None
+        for back in self._rebases[place.lineage :]:
+            if back.reason is Reason.TRUNCATED and at <= back.next:
+                continue
+            origin = gap.offset if gap else at
+            reason = gap.reason if gap and gap.reason is Reason.RECREATED else back.reason
+            gap = Gap(self.tp, origin, back.next, back.epoch, reason)
+            at, epoch = back.next, back.epoch
+        return gap, Place(at, epoch, self.lineage)
+
+    def _restart(self, gap: Gap) -> None:
+        self._rebases.append(gap)
+        self.lineage += 1
+        self._held.clear()
+        self._nexts.clear()
+        self._first = self.bytes = 0
+        self.open(gap.next, gap.epoch)
+
+    def _evict_bytes(self) -> None:
+        while self.bytes > self.max_bytes and self._first < len(self._held) - 1:
+            self._drop()
+
+    def _drop(self) -> None:
+        held = self._held[self._first]
+        self._first += 1
+        self.bytes -= held.size
+        self.start = held.entry.next
+        if self._first > 1024 and self._first * 2 > len(self._held):
+            # a list cut off at its front now and then: 5x cheaper to index than a deque
+            del self._held[: self._first]
+            del self._nexts[: self._first]
+            self._first = 0
+
+
+def _size(entry: Entry) -> int:
+    if type(entry) is not Record:
+        return OVERHEAD
+    size = OVERHEAD + len(entry.key or b"") + len(entry.value or b"")
+    for name, value in entry.headers:
+        size += len(name) + len(value or b"") + 64
+    return size

@@ -1,0 +1,306 @@
+"""A client: a cursor into its channel's ring, and the partitions it reads alone.
+
+A client rides shared chunks with every partition whose place is the channel's. The others
+are its `own`: read privately, from the logs or from Kafka, up to exactly where the channel
+stands, and given back to the ride at that instant; so no record comes twice, none is left
+out, and no component of its ids ever goes back. One that resumes ahead of this gateway
+owns a partition too, and waits until the channel has come to it.
+
+Sans-I/O: `take` gives the bytes that can be sent now. What must come from Kafka first is
+named by `lacks` and `unverified`, and handed in by `feed` and `verified`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+
+from .channel import Channel, CohortKey
+from .log import Log
+from .position import NO_EPOCH, UNVERIFIED, Place, Position
+from .record import Entry, Gap, Reason, Record, TopicPartition
+from .token import TokenWriter
+
+QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
+ENTRY_COST = 16  # of the budget, for an entry that may be filtered out
+BACKLOG = 1 << 20  # bytes of records from Kafka that wait for a client to take them
+
+
+class SlowClient(StrEnum):
+    """What happens to a client that falls out of its channel's ring."""
+
+    CATCH_UP = "catchUp"
+    SKIP = "skip"
+    DISCONNECT = "disconnect"
+
+
+class Subscription:
+    """See the module.
+
+    own:    places that differ from the channel's, or may.
+    until:  offsets at which partitions end; the subscription ends when all have. Such a
+            one reads alone throughout.
+    count:  records after which it ends, likewise.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        own: Mapping[TopicPartition, Place] | None = None,
+        *,
+        slow: SlowClient = SlowClient.CATCH_UP,
+        until: Mapping[TopicPartition, int] | None = None,
+        count: int | None = None,
+    ) -> None:
+        self.channel = channel
+        self.slow = slow
+        self.until = until
+        self.count = count
+        self.own: Position = dict(own or {})
+        self.cursor = channel.head
+        self.ended: str | None = None
+        self.alone = until is not None or count is not None
+        self._backlog: dict[TopicPartition, deque[Entry]] = {}
+        self._backlog_bytes = 0
+        self._told: list[tuple[TopicPartition, Place, Gap]] = []
+        self._key: CohortKey | None = None
+        self._turns: deque[TopicPartition] = deque()
+        self.more = False
+        self._out: list[bytes] = []
+        self._left = 0
+        self._writer: TokenWriter | None = None
+        if self.alone:
+            self.own = {**channel.tail.position, **self.own}
+        channel.followers.add(self)
+
+    def close(self) -> None:
+        self.channel.followers.discard(self)
+
+    # what its client gets
+
+    def begin(self) -> tuple[list[TopicPartition], bytes]:
+        """The partitions that cannot be read yet, and the id of the first block."""
+        channel, tail = self.channel, self.channel.tail
+        while self.cursor < channel.head and channel.chunk(self.cursor).only_ready:
+            self.cursor += 1
+        position = dict(tail.position)
+        if self.cursor < channel.head:
+            position = tail.position_before(channel.chunk(self.cursor).turn)
+        writer = tail.writer({**position, **self.own})
+        return list(tail.readiness.pending()), channel.token(writer.text())
+
+    def take(self, budget: int) -> bytes:
+        """About `budget` bytes that can be sent now; empty while there are none.
+
+        `more` tells whether another call would go on at once (a filter may let nothing
+        through for a while; the loop must have its turn).
+        """
+        self.more = False
+        if self.ended:
+            return b""
+        self._out, self._left, self._writer = [], budget, None
+        self._ride()
+        if self.cursor == self.channel.head and not self.ended:
+            self._tell()
+            self._read_alone()
+        self.more = self._left <= 0 and not self.ended
+        return b"".join(self._out)
+
+    # what must be found out first
+
+    def unverified(self) -> list[tuple[TopicPartition, Place]]:
+        """Places that came with a token and were not held against the log yet."""
+        told = {tp for tp, _, _ in self._told}
+        return [(tp, p) for tp, p in self.own.items() if p.lineage == UNVERIFIED and tp not in told]
+
+    def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
+        """The log has the place, or `gap` says what became of it; `place` is where to go on."""
+        if gap is None:
+            self._put(tp, place)
+        else:  # no id may hold what was not told
+            self._told.append((tp, place, gap))
+
+    def lacks(self) -> list[tuple[TopicPartition, Place]]:
+        """What has to come from Kafka, because no log holds it any more."""
+        if self._backlog_bytes >= BACKLOG:
+            return []
+        return [(tp, place) for tp, place in self.own.items() if self._lacks(tp, place)]
+
+    def feed(self, tp: TopicPartition, place: Place, entries: Iterable[Entry]) -> None:
+        """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile."""
+        if self.own.get(tp) != place or self._backlog.get(tp):
+            return
+        self._backlog[tp] = deque(entries)
+        self._backlog_bytes += sum(map(_weight, self._backlog[tp]))
+
+    def fall(self, position: Position) -> None:
+        """Fell out of the ring, where its position was this one."""
+        tail, self.cursor = self.channel.tail, self.channel.head
+        if self.slow is SlowClient.DISCONNECT:
+            self.ended = "slow"
+            return
+        for tp, place in position.items():
+            now = tail.position[tp]
+            if tp in self.own or place == now:
+                continue
+            if place.pending:
+                place = tail.logs[tp].origin or place
+            self._put(tp, place)
+            if self.slow is SlowClient.SKIP and place.offset is not None and now.offset is not None:
+                gap = Gap(tp, place.offset, now.offset, now.epoch, Reason.SKIPPED)
+                self._told.append((tp, now, gap))
+
+    # riding
+
+    def _ride(self) -> None:
+        channel = self.channel
+        if self.alone:
+            self._own_all()
+        while self.cursor < channel.head and self._left > 0 and not self.ended:
+            chunk = channel.chunk(self.cursor)
+            self.cursor += 1
+            data = channel.cohort(chunk, self.own, self._cohort()) if self.own else chunk.data
+            if data:
+                self._out.append(data)
+                self._left -= len(data)
+            if chunk.ends and not chunk.ends <= self.own.keys():
+                self.ended = "offset-out-of-range"
+
+    def _own_all(self) -> None:
+        self.cursor = self.channel.head
+        for tp, place in self.channel.tail.position.items():
+            if tp not in self.own and self.until is None:
+                self._put(tp, Place(0, NO_EPOCH, place.lineage))
+
+    def _cohort(self) -> CohortKey:
+        if self._key is None:
+            self._key = tuple(sorted(self.own.items(), key=lambda item: item[0]))
+        return self._key
+
+    # reading alone
+
+    def _tell(self) -> None:
+        told, self._told = self._told, []
+        for tp, place, gap in told:
+            self._put(tp, place)
+            self._send(gap, place)
+
+    def _read_alone(self) -> None:
+        self._turns = deque(tp for tp in self._turns if tp in self.own)
+        self._turns.extend(sorted(self.own.keys() - set(self._turns)))
+        idle = 0
+        while self._left > 0 and not self.ended and idle < len(self._turns):
+            tp = self._turns[0]
+            self._turns.rotate(-1)
+            idle = 0 if tp in self.own and self._read(tp) else idle + 1
+        if self._writer is not None and self._out and not self.channel.tail.exact:
+            self._out.append(self.channel.encoder.position() + self._end(self._writer))
+        if self.until is not None and all(self._reached(tp) for tp in self.own):
+            self.ended = self.ended or "until"
+
+    def _read(self, tp: TopicPartition) -> bool:
+        """Send what there is of one partition; False if there was nothing."""
+        log = self.channel.tail.logs[tp]
+        if not self._placed(tp, log):
+            return False
+        quantum = self._left - QUANTUM
+        progress = False
+        for entry in self._entries(tp, log):
+            progress = True
+            place = Place(entry.next, entry.epoch, log.lineage)
+            self._put(tp, place)
+            self._left -= ENTRY_COST
+            self._send(entry, place)
+            if self._left <= max(0, quantum) or self.ended or self._reached(tp):
+                break
+        return self._join(tp, log) or progress
+
+    def _placed(self, tp: TopicPartition, log: Log) -> bool:
+        """Bring the place into the log's present lineage, if it can be read at all."""
+        place = self.own[tp]
+        if place.lineage == UNVERIFIED or log.origin is None:
+            return False
+        if place.pending:
+            self._put(tp, log.origin)
+            return self._placed(tp, log)
+        if place.lineage != log.lineage:
+            self._drop_backlog(tp)
+            gap, place = log.rebase(place)
+            self._put(tp, place)
+            if gap is not None:
+                self._send(gap, place)
+        return True
+
+    def _entries(self, tp: TopicPartition, log: Log) -> Iterator[Entry]:
+        place = self.own[tp]
+        assert place.offset is not None
+        if self._reached(tp):
+            return
+        if log.covers(place):
+            self._drop_backlog(tp)
+            yield from log.read(place.offset)
+        while backlog := self._backlog.get(tp):
+            entry = backlog.popleft()
+            self._backlog_bytes -= _weight(entry)
+            yield entry
+
+    def _join(self, tp: TopicPartition, log: Log) -> bool:
+        """Give the partition back to the ride if it stands where the channel stands."""
+        if self.alone or self.own[tp].offset != log.next:
+            return False
+        del self.own[tp]
+        self._key = None
+        self._drop_backlog(tp)
+        if self._writer is not None:
+            self._writer.move(tp, log.next, log.epoch)
+        return True
+
+    def _send(self, entry: Entry, place: Place) -> None:
+        channel = self.channel
+        head = channel.event_head(entry)
+        if self._writer is None and head is not None:
+            self._writer = channel.tail.writer(self.own)
+        elif self._writer is not None:
+            self._writer.move(entry.tp, place.offset, place.epoch)
+        if head is None or self._writer is None:
+            return
+        end = self._end(self._writer) if channel.tail.exact else channel.encoder.end(None)
+        self._out.append(head + end)
+        self._left -= len(head) + len(end)
+        if channel.ends_at(entry):
+            self.ended = "offset-out-of-range"
+        if self.count is not None and type(entry) is Record:
+            self.count -= 1
+            self.ended = self.ended or ("until" if self.count <= 0 else None)
+
+    def _end(self, writer: TokenWriter) -> bytes:
+        return self.channel.encoder.end(self.channel.token(writer.text()))
+
+    # small things
+
+    def _put(self, tp: TopicPartition, place: Place) -> None:
+        self.own[tp] = place
+        self._key = None
+
+    def _lacks(self, tp: TopicPartition, place: Place) -> bool:
+        log = self.channel.tail.logs[tp]
+        if place.offset is None or log.start is None or self._backlog.get(tp) or self._reached(tp):
+            return False
+        return place.lineage == log.lineage and place.offset < log.start
+
+    def _reached(self, tp: TopicPartition) -> bool:
+        if self.until is None:
+            return False
+        offset = self.own[tp].offset
+        return offset is not None and offset >= self.until.get(tp, 0)
+
+    def _drop_backlog(self, tp: TopicPartition) -> None:
+        for entry in self._backlog.pop(tp, ()):
+            self._backlog_bytes -= _weight(entry)
+
+
+def _weight(entry: Entry) -> int:
+    if type(entry) is not Record:
+        return 64
+    return 128 + len(entry.key or b"") + len(entry.value or b"")

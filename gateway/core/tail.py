@@ -1,0 +1,157 @@
+"""The live end of a topic set: one merged order of what its partitions bring.
+
+Arrival order across partitions, offset order within one. What became ready in one turn of
+the loop is one Turn; after each of its entries the position is known, and its token's
+shared text is written at most once, however many channels send it. Positions of the last
+turns can be found again (`position_before`), for clients that fell behind.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from .log import Log
+from .position import NO_EPOCH, Place, Position
+from .readiness import Readiness
+from .record import Entry, Fault, Gap, Ready, Reason, TopicPartition
+from .token import TokenWriter, TopicPlaces
+
+EXACT_TOKEN = 512  # characters; longer ones are not sent with every event
+
+
+class Item(NamedTuple):
+    """One entry of a turn, and the token text after it; None where ids come in batches."""
+
+    entry: Entry
+    text: bytes | None
+
+
+class Turn(NamedTuple):
+    """What became ready in one turn of the loop. `text` is the token text at its end."""
+
+    seq: int
+    items: Sequence[Item]
+    text: bytes
+
+
+class Tail:
+    """The merged order of some topics.
+
+    logs:    one per partition, opened or not; shared with other tails. The owner appends
+             to them first and hands the same entries to `turn` in the same breath.
+    ids:     topic ids by name, empty text where the cluster has none.
+    """
+
+    def __init__(self, cluster: str, logs: Iterable[Log], ids: Mapping[str, str]) -> None:
+        self.cluster = cluster
+        self.ids = dict(ids)
+        self.logs: dict[TopicPartition, Log] = {log.tp: log for log in logs}
+        self.readiness = Readiness(set(self.logs))
+        self.seq = 0
+        self.since: dict[TopicPartition, int] = {}
+        self._places: Position = {tp: log.place for tp, log in self.logs.items()}
+        self._writer = TokenWriter(cluster, self._topics())
+        self._moves: deque[Position] = deque()
+        self._base: Position = dict(self._places)
+        self._oldest = 0
+
+    @property
+    def position(self) -> Mapping[TopicPartition, Place]:
+        """Where the tail stands now."""
+        return self._places
+
+    @property
+    def text(self) -> bytes:
+        return self._writer.text()
+
+    @property
+    def exact(self) -> bool:
+        """Are ids short enough to go with every event?"""
+        return len(self._writer.text()) <= EXACT_TOKEN
+
+    @property
+    def oldest(self) -> int:
+        """The first turn whose position can still be found."""
+        return self._oldest
+
+    def add(self, log: Log, place: Place) -> None:
+        """A partition came into being, or is to be waited for since the connect."""
+        self.logs[log.tp] = log
+        self.readiness.partitions.add(log.tp)
+        self._move(log.tp, log.place if log.next is not None else place)
+        self._base.setdefault(log.tp, self._places[log.tp])
+
+    def await_since(self, tp: TopicPartition, epoch: int, since: int) -> None:
+        """Nobody knows the end of this partition yet: it will be found as of `since`, in
+        seconds of the epoch, or exactly, as the end of `epoch`."""
+        self.since.setdefault(tp, since)
+        self._move(tp, Place(None, epoch))
+
+    def turn(self, entries: Iterable[Entry], now: int) -> Turn:
+        """Take over what the logs took over. `now` in seconds of the epoch."""
+        exact = self.exact
+        items: list[Item] = []
+        moves: Position = {}
+        self._writer.issue(min(self.since.values(), default=now))
+        for entry in entries:
+            self._take(entry, moves)
+            items.append(Item(entry, self._writer.text() if exact else None))
+        self._moves.append(moves)
+        turn = Turn(self.seq, items, self._writer.text())
+        self.seq += 1
+        return turn
+
+    def position_before(self, seq: int) -> Position:
+        """The position just before a turn that is not older than `oldest`."""
+        position = dict(self._base)
+        for n in range(seq - self._oldest):
+            position.update(self._moves[n])
+        return position
+
+    def forget(self, before: int) -> None:
+        """Positions before turns older than this one will not be asked for any more."""
+        while self._oldest < before:
+            self._base.update(self._moves.popleft())
+            self._oldest += 1
+
+    def writer(self, overlay: Mapping[TopicPartition, Place]) -> TokenWriter:
+        """A token of its own: this position, with some partitions elsewhere."""
+        writer = TokenWriter(self.cluster, self._topics())
+        writer.issue(self._writer.issued)
+        for tp, place in overlay.items():
+            writer.move(tp, place.offset, place.epoch)
+        return writer
+
+    def _take(self, entry: Entry, moves: Position) -> None:
+        tp = entry.tp
+        if type(entry) is Fault:
+            self.readiness.lost(tp)
+            return
+        if type(entry) is Ready:
+            self.readiness.ready(tp)
+            self.since.pop(tp, None)
+        lineage = self._places[tp].lineage
+        if type(entry) is Gap and entry.reason in (Reason.TRUNCATED, Reason.RECREATED):
+            lineage += 1
+            if entry.reason is Reason.RECREATED:
+                self._writer.identify(tp.topic, self.ids[tp.topic])
+        moves[tp] = Place(entry.next, entry.epoch, lineage)
+        self._move(tp, moves[tp])
+
+    def _move(self, tp: TopicPartition, place: Place) -> None:
+        self._places[tp] = place
+        self._writer.move(tp, place.offset, place.epoch)
+
+    def _topics(self) -> list[TopicPlaces]:
+        counts: dict[str, int] = dict.fromkeys(self.ids, 0)
+        for tp in self.logs:
+            counts[tp.topic] = max(counts[tp.topic], tp.partition + 1)
+        return [self._topic(name, count) for name, count in counts.items()]
+
+    def _topic(self, name: str, count: int) -> TopicPlaces:
+        unknown = Place(None, NO_EPOCH)
+        places = [self._places.get(TopicPartition(name, p), unknown) for p in range(count)]
+        offsets, epochs = [p.offset for p in places], [p.epoch for p in places]
+        return TopicPlaces(name, self.ids[name], offsets, epochs)

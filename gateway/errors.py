@@ -1,0 +1,125 @@
+"""Every exception the gateway raises on purpose.
+
+    GatewayError
+    +-- ConfigError             a configuration file is wrong; carries every problem found
+    +-- TokenError              a resume token cannot be used
+    |   +-- TokenCorrupt        damaged, truncated, or of an unknown version
+    |   +-- TokenForeign        whole, but of another cluster or other topics
+    +-- KafkaError              Kafka did not do what was asked
+    |   +-- BrokerUnavailable   no connection, or no answer in time
+    |   +-- AuthenticationFailed
+    |   +-- AccessDenied        the principal may not read or write it
+    |   +-- UnknownTopic        no broker knows the topic
+    |   +-- PartitionFailed     one partition answered with an error code
+    +-- RequestError            a client asked for something it cannot have; carries an HTTP status
+    +-- LocalBrokerError        the local broker cannot be started
+
+A message has three parts: what happened, with what, what to do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class GatewayError(Exception):
+    """The root of the tree above."""
+
+
+class ConfigError(GatewayError):
+    """A configuration file is wrong.
+
+    problems: one line each, `file:line:column: what; what to do`.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(problems)
+
+
+class TokenError(GatewayError):
+    """A resume token cannot be used; nothing is replayed in its place."""
+
+
+class TokenCorrupt(TokenError):
+    """The token is damaged, truncated, or of a version this gateway does not know."""
+
+
+class TokenForeign(TokenError):
+    """The token is whole, but belongs to another cluster or to other topics."""
+
+
+class KafkaError(GatewayError):
+    """Kafka did not do what was asked. `retry_after` in seconds, where one is known."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class BrokerUnavailable(KafkaError):
+    """No connection to a broker, or no answer in time. `node` is its id, None for bootstrap."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        node: int | None = None,
+        timeout: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.node = node
+        self.timeout = timeout
+
+
+class AuthenticationFailed(KafkaError):
+    """The broker refused the credentials or its certificate was refused."""
+
+
+class AccessDenied(KafkaError):
+    """The principal may not use the topic."""
+
+    def __init__(self, message: str, *, topic: str | None = None) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class UnknownTopic(KafkaError):
+    """No broker knows the topic."""
+
+    def __init__(self, message: str, *, topic: str) -> None:
+        super().__init__(message)
+        self.topic = topic
+
+
+class PartitionFailed(KafkaError):
+    """One partition answered with an error. `code` is Kafka's error code."""
+
+    def __init__(self, message: str, *, topic: str, partition: int, code: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.code = code
+
+
+class RequestError(GatewayError):
+    """A client asked for something it cannot have.
+
+    status: the HTTP status. title: RFC 9457 title. The message is the detail.
+    """
+
+    def __init__(
+        self, status: int, title: str, detail: str, *, retry_after: float | None = None
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.title = title
+        self.retry_after = retry_after
+
+
+class LocalBrokerError(GatewayError):
+    """The local broker cannot be started; the message says what to install."""
