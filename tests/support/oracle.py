@@ -1,0 +1,381 @@
+"""Compares what Kafka acknowledged with what a client got.
+
+    async with Oracle(kafka.servers) as oracle:
+        await oracle.produce(topic, 1000)
+        ...
+        oracle.check_events(client.events, start=oracle.start_of(topic, partitions=12))
+
+Every value is unique, so that a record is known by its value alone. What is checked for each
+partition: strictly rising offsets, nothing twice, nothing that Kafka did not acknowledge or
+that was aborted, nothing lost, and gaps that cover what is missing, nothing else, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeAlias
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.structs import TopicPartition as KafkaPartition
+from support.heard import GapEvent, Heard, Received, heard
+from support.records import Sent, Transaction, transaction
+from support.verdict import Acked, Finding, Kind, Log, Reading, StreamDiffers, Truth, View
+
+from gateway.core.record import TopicPartition
+
+__all__ = [
+    "Acked",
+    "GapEvent",
+    "Kind",
+    "Oracle",
+    "Received",
+    "StreamDiffers",
+    "heard",
+    "read_records",
+    "read_topic",
+]
+
+Key: TypeAlias = bytes | Callable[[int], bytes | None] | None
+Position: TypeAlias = Mapping[TopicPartition, int]
+
+
+class Oracle:
+    """What was written to Kafka, and with which outcome.
+
+    bootstrap: servers as producers reach them; None for an oracle that only adopts.
+    options:   of AIOKafkaProducer.
+    """
+
+    def __init__(self, bootstrap: str | None = None, **options: Any) -> None:
+        self._bootstrap = bootstrap
+        self._options: dict[str, Any] = {"enable_idempotence": True} | options
+        self._producer: AIOKafkaProducer | None = None
+        self._run = uuid.uuid4().hex
+        self._serial = 0
+        self._lives: dict[TopicPartition, list[Log]] = defaultdict(lambda: [{}])
+        self._starts: dict[TopicPartition, list[int]] = defaultdict(list)
+        self._by_value: dict[bytes, Acked] = {}
+        self._aborted: set[bytes] = set()
+        self._uncertain: set[bytes] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        if self._producer is not None:
+            await self._producer.stop()
+            self._producer = None
+
+    # -- writing ----------------------------------------------------------------------
+
+    async def produce(
+        self,
+        topic: str,
+        count: int,
+        *,
+        key: Key = None,
+        partition: int | None = None,
+        fields: Mapping[str, Any] | None = None,
+        timestamp: int | None = None,
+    ) -> list[Acked]:
+        """Write `count` unique JSON values with acks=all; those acknowledged, in order.
+
+        key:    one for all, or a function of the serial number; default seven keys in turn.
+        fields: further members of the JSON object. timestamp: ms; None for now.
+        A write without an answer is no error: its record may then arrive, or not.
+        """
+        producer = await self._started()
+        waiting = []
+        for record in self.make(count, key, partition, fields, timestamp):
+            self._uncertain.add(record.value or b"")
+            sending = producer.send(
+                topic,
+                value=record.value,
+                key=record.key,
+                partition=partition,
+                timestamp_ms=timestamp,
+            )
+            try:
+                waiting.append((record, await sending))
+            except Exception:
+                continue
+        outcomes = await asyncio.gather(*(sent for _, sent in waiting), return_exceptions=True)
+        acked = []
+        for (record, _), outcome in zip(waiting, outcomes, strict=True):
+            if isinstance(outcome, asyncio.CancelledError):
+                raise outcome
+            if not isinstance(outcome, BaseException):
+                tp = TopicPartition(outcome.topic, outcome.partition)
+                acked.append(Acked(tp, outcome.offset, record.key, record.value))
+        self.adopt(acked)
+        return acked
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[OpenTransaction]:
+        """An open transaction: `send` into it, then `commit` or `abort` (the block's end aborts).
+
+        Readers of read_committed are held back meanwhile.
+        """
+        assert self._bootstrap is not None, "this oracle only adopts"
+        async with transaction(self._bootstrap.split(",")) as kafka:
+            opened = OpenTransaction(self, kafka)
+            try:
+                yield opened
+            finally:
+                if kafka.is_open:
+                    await opened.abort()
+
+    async def produce_transaction(
+        self, topic: str, count: int, *, commit: bool = True, **options: Any
+    ) -> list[Acked]:
+        """`count` records in one transaction; those of an aborted one must never arrive."""
+        async with self.transaction() as opened:
+            sent = await opened.send(topic, count, **options)
+            await (opened.commit() if commit else opened.abort())
+        return sent
+
+    def make(
+        self,
+        count: int,
+        key: Key,
+        partition: int | None,
+        fields: Mapping[str, Any] | None,
+        timestamp: int | None,
+    ) -> list[Sent]:
+        """Records with values of their own, not written yet; as `produce`."""
+        made = []
+        for _ in range(count):
+            self._serial += 1
+            told = {"run": self._run, "n": self._serial} | dict(fields or {})
+            value = json.dumps(told, separators=(",", ":")).encode()
+            chosen = key(self._serial) if callable(key) else key
+            chosen = f"key-{self._serial % 7}".encode() if key is None else chosen
+            made.append(Sent(value, chosen, partition, timestamp))
+        return made
+
+    async def _started(self) -> AIOKafkaProducer:
+        if self._producer is None:
+            assert self._bootstrap is not None, "this oracle only adopts"
+            self._producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap, **self._options)
+            await self._producer.start()
+        return self._producer
+
+    # -- knowing ----------------------------------------------------------------------
+
+    def adopt(self, records: Iterable[Acked]) -> None:
+        """Take records as acknowledged that were written otherwise."""
+        for record in records:
+            self._lives[record.tp][-1][record.offset] = record
+            if record.value is not None:
+                self._by_value[record.value] = record
+                self._uncertain.discard(record.value)
+
+    def forbid(self, values: Iterable[bytes]) -> None:
+        """Values of aborted transactions: must not arrive."""
+        self._aborted.update(values)
+
+    def recreated(self, topic: str) -> None:
+        """The topic was deleted and made anew: what is written from now on is another log."""
+        for tp in [tp for tp in self._lives if tp.topic == topic]:
+            self.truncated(tp, 0)
+
+    def truncated(self, tp: TopicPartition, offset: int) -> None:
+        """The log lost its records from `offset` on (unclean election)."""
+        kept = {o: acked for o, acked in self._lives[tp][-1].items() if o < offset}
+        self._lives[tp].append(kept)
+        self._starts[tp].append(offset)
+
+    def acknowledged(self, tp: TopicPartition | None = None) -> list[Acked]:
+        """The records of the log as it is now, by partition and offset."""
+        logs = (
+            [self._lives[tp]] if tp is not None else [self._lives[p] for p in sorted(self._lives)]
+        )
+        return [life[-1][offset] for life in logs for offset in sorted(life[-1])]
+
+    def end(self) -> dict[TopicPartition, int]:
+        """The position after all that is acknowledged by now."""
+        return {tp: max(lives[-1], default=-1) + 1 for tp, lives in self._lives.items()}
+
+    def start_of(self, topic: str, partitions: int) -> dict[TopicPartition, int]:
+        """The position at the end of each partition now: where a live client begins."""
+        ends = self.end()
+        every = (TopicPartition(topic, number) for number in range(partitions))
+        return {tp: ends.get(tp, 0) for tp in every}
+
+    # -- judging ----------------------------------------------------------------------
+
+    def check_events(
+        self, events: Iterable[Mapping[str, Any]], *, format: str = "envelope", **options: Any
+    ) -> None:
+        """`check` for a client's events `{"event", "id", "data"}`."""
+        self.check(heard(events, format), **options)
+
+    def check(
+        self,
+        received: Sequence[Heard],
+        gaps: Sequence[GapEvent] = (),
+        start: Position | None = None,
+        *,
+        end: Position | None = None,
+        view: View = lambda acked: True,
+        log_start: Position | None = None,
+        compacted: bool = False,
+    ) -> None:
+        """Raise StreamDiffers unless the stream is what it should be.
+
+        received:  records and gaps in the order in which they came; gaps given apart, in
+                   `gaps`, are taken to stand before the first record behind them.
+        start:     where each partition should begin; unknown where it is not named: then it
+                   begins with the first thing heard. {} or None: unknown for all.
+        end:       what must have been heard; by default all that is acknowledged by now.
+        view:      the filter of the route: what is not of it must not be heard.
+        log_start: of Kafka at the end, to judge gaps of reason retention.
+        compacted: records whose key was written again may be missing.
+        """
+        findings: dict[TopicPartition | None, list[Finding]] = {}
+        streams = self._by_partition(_with_gaps(received, gaps), findings)
+        for tp in streams.keys() | (start or {}).keys():
+            reading = Reading(
+                self._truth(tp),
+                (start or {}).get(tp),
+                view,
+                (log_start or {}).get(tp),
+                compacted,
+            )
+            for item in streams.get(tp, []):
+                reading.hear(item)
+            reading.finish((end or {}).get(tp))
+            if reading.findings:
+                findings[tp] = reading.findings
+        if findings:
+            raise StreamDiffers(findings)
+
+    def missing(self, received: Iterable[Heard], view: View = lambda acked: True) -> list[Acked]:
+        """Acknowledged records not yet heard: for waiting until all is there."""
+        values = {item.value for item in received if isinstance(item, Received)}
+        return [each for each in self.acknowledged() if view(each) and each.value not in values]
+
+    def _truth(self, tp: TopicPartition) -> Truth:
+        lives = self._lives.get(tp, [{}])
+        starts = self._starts.get(tp, [])
+        return Truth(lives, starts, frozenset(self._aborted), frozenset(self._uncertain))
+
+    def _by_partition(
+        self,
+        stream: Iterable[Heard],
+        findings: dict[TopicPartition | None, list[Finding]],
+    ) -> dict[TopicPartition, list[Heard]]:
+        found: dict[TopicPartition, list[Heard]] = defaultdict(list)
+        for item in stream:
+            placed = self._placed(item)
+            if placed is not None and placed.tp is not None:
+                found[placed.tp].append(placed)
+            elif isinstance(item, Received) and item.value not in self._uncertain:
+                kind = Kind.ABORTED if item.value in self._aborted else Kind.PHANTOM
+                lost = findings.setdefault(None, [])
+                lost.append(Finding(kind, -1, f"nothing acknowledged has it: {item.value!r:.80}"))
+        return found
+
+    def _placed(self, item: Heard) -> Heard | None:
+        """A record of format `value` is known by its value; None if by none acknowledged."""
+        if isinstance(item, GapEvent) or item.tp is not None:
+            return item
+        acked = self._by_value.get(item.value or b"")
+        return acked and item._replace(tp=acked.tp, offset=acked.offset)
+
+
+class OpenTransaction:
+    """Records sent into it count once it is committed."""
+
+    def __init__(self, oracle: Oracle, kafka: Transaction) -> None:
+        self._oracle = oracle
+        self._kafka = kafka
+        self._sent: list[Acked] = []
+
+    async def send(
+        self,
+        topic: str,
+        count: int,
+        *,
+        key: Key = None,
+        partition: int | None = None,
+        fields: Mapping[str, Any] | None = None,
+        timestamp: int | None = None,
+    ) -> list[Acked]:
+        """As `Oracle.produce`; an error here is raised."""
+        records = self._oracle.make(count, key, partition, fields, timestamp)
+        self._oracle.forbid(record.value for record in records)
+        placed = await self._kafka.write(topic, records)
+        sent = [
+            Acked(TopicPartition(topic, to), offset, record.key, record.value)
+            for record, (to, offset) in zip(records, placed, strict=True)
+        ]
+        self._sent += sent
+        return sent
+
+    async def commit(self) -> None:
+        await self._kafka.commit()
+        self._oracle._aborted.difference_update(acked.value or b"" for acked in self._sent)
+        self._oracle.adopt(self._sent)
+
+    async def abort(self) -> None:
+        await self._kafka.abort()
+
+
+def _with_gaps(received: Sequence[Heard], gaps: Sequence[GapEvent]) -> list[Heard]:
+    """Gaps known without their place in the stream stand before the first record behind them."""
+    stream = list(received)
+    for gap in gaps:
+        behind = (
+            index
+            for index, item in enumerate(stream)
+            if item.tp == gap.tp and isinstance(item, Received) and (item.offset or 0) >= gap.end
+        )
+        stream.insert(next(behind, len(stream)), gap)
+    return stream
+
+
+async def read_records(
+    bootstrap: str, topic: str, *, isolation: str = "read_committed", within: float = 60.0
+) -> list[Acked]:
+    """Ground truth: every record that Kafka has up to its end now, read without the gateway."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, isolation_level=isolation, auto_offset_reset="earliest"
+    )
+    found = []
+    async with consumer, asyncio.timeout(within):
+        await consumer._client.force_metadata_update()
+        numbers = await _partitions(consumer, topic)
+        partitions = [KafkaPartition(topic, number) for number in numbers]
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning()
+        ends = await consumer.end_offsets(partitions)
+        while [tp for tp in partitions if await consumer.position(tp) < ends[tp]]:
+            for tp, records in (await consumer.getmany(timeout_ms=200)).items():
+                place = TopicPartition(*tp)
+                found += [Acked(place, r.offset, r.key, r.value) for r in records]
+    return [record for record in sorted(found) if record.offset < ends[KafkaPartition(*record.tp)]]
+
+
+async def read_topic(
+    bootstrap: str, topic: str, **options: Any
+) -> dict[TopicPartition, list[tuple[int, bytes | None]]]:
+    """`read_records` by partition: offset and value."""
+    found: dict[TopicPartition, list[tuple[int, bytes | None]]] = defaultdict(list)
+    for record in await read_records(bootstrap, topic, **options):
+        found[record.tp].append((record.offset, record.value))
+    return dict(found)
+
+
+async def _partitions(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
+    """Asked for by subscription to metadata, not to the topic."""
+    await consumer._client.add_topic(topic)
+    return sorted(consumer.partitions_for_topic(topic) or ())
