@@ -1,0 +1,92 @@
+"""The configuration: a YAML file checked as a whole, with line, column and a suggestion.
+
+Nothing here connects to anything. What is returned is frozen, so a reload can tell an
+unchanged route by `==`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from ..errors import ConfigError
+from . import problems, source
+from .dump import dump
+from .guard import Jwk, Jwt, SchemaRegistry
+from .kafka import Cache, Kafka, Model, Reconnect, Sasl, Security, Tls, Topic, Transform
+from .listen import AccessControl, Allow, Expose, Listen, ListenTls
+from .path import PathPattern
+from .route import Filter, Route, When, With
+from .schema import schema
+from .settings import Metrics, Settings, Telemetry, Traces
+from .template import Template
+
+__all__ = [
+    "AccessControl",
+    "Allow",
+    "Cache",
+    "Expose",
+    "Filter",
+    "Jwk",
+    "Jwt",
+    "Kafka",
+    "Listen",
+    "ListenTls",
+    "Metrics",
+    "Model",
+    "PathPattern",
+    "Reconnect",
+    "Route",
+    "Sasl",
+    "SchemaRegistry",
+    "Security",
+    "Settings",
+    "Telemetry",
+    "Template",
+    "Tls",
+    "Topic",
+    "Traces",
+    "Transform",
+    "When",
+    "With",
+    "dump",
+    "load",
+    "loads",
+    "schema",
+]
+
+
+def load(path: str | os.PathLike[str]) -> Settings:
+    """The settings of a file. Raises ConfigError with every problem found in it."""
+    name = os.fspath(path)
+    try:
+        raw = Path(path).read_bytes()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError([f"{name}:1:1: cannot be read ({reason}); check the path"]) from None
+    return loads(source.decode(raw, name=name), name=name)
+
+
+def loads(
+    text: str, *, name: str = "<string>", environ: Mapping[str, str] = os.environ
+) -> Settings:
+    """The settings of a text; `name` is its file, whose folder `${file:...}` starts at.
+
+    Raises ConfigError with every problem found in it.
+    """
+    document = source.read(text, name=name, environ=environ)
+    error: ValidationError | None = None
+    if document.values is not None:
+        try:
+            context = {"base": str(Path(name).parent)}
+            settings = Settings.model_validate(document.values, context=context)
+            if not document.problems:
+                return settings
+        except ValidationError as refused:
+            error = refused
+    elif not document.problems:  # a file with `null` and nothing else
+        return loads("", name=name, environ=environ)
+    raise ConfigError(problems.lines(document, error, Settings)) from None

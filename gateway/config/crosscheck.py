@@ -1,0 +1,192 @@
+"""What must agree between parts of a configuration: names, paths, parameters.
+
+Works on the values as written, which may be wrong in any way, so that an unknown topic
+in a route is told together with a wrong duration elsewhere and not a run later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .expression import nearest
+from .path import PathPattern
+from .section import Problem
+from .substitution import shown
+from .template import Hole, Template
+
+RESERVED = frozenset({"/health/live", "/health/ready", "/ws"})
+
+Way = tuple[str | int, ...]
+
+
+def crosscheck(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Every disagreement, with the way to it."""
+    topics = [name for _, name in _names(raw)]
+    yield from _topics(raw, topics)
+    yield from _catalogs(raw)
+    yield from _paths(raw)
+    for index, route in enumerate(_list(raw.get("routes"))):
+        for problem in _route(raw, _map(route), topics):
+            yield problem._replace(way=("routes", index, *problem.way))
+
+
+def _names(raw: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
+    for index, topic in enumerate(_list(_map(raw.get("kafka")).get("topics"))):
+        name = _map(topic).get("name")
+        if isinstance(name, str):
+            yield index, str(name)
+
+
+def _topics(raw: Mapping[str, Any], topics: list[str]) -> Iterator[Problem]:
+    first: dict[str, int] = {}
+    for index, name in _names(raw):
+        if name in first:
+            what = f"topic '{name}' is listed before, as topics[{first[name]}]; remove one"
+            yield Problem(("kafka", "topics", index, "name"), what)
+        first.setdefault(name, index)
+    warmed: set[str] = set()
+    for index, name in enumerate(_list(_map(raw.get("kafka")).get("bootstrap"))):
+        way: Way = ("kafka", "bootstrap", index)
+        if isinstance(name, str) and name not in topics:
+            yield Problem(
+                way, f"unknown topic {shown(name)} in kafka.topics; {nearest(name, topics)}"
+            )
+        elif isinstance(name, str) and name in warmed:
+            yield Problem(way, f"topic {shown(name)} is listed before; remove one")
+        elif isinstance(name, str):
+            warmed.add(name)
+
+
+def _catalogs(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    catalogs = [str(name) for name in _map(raw.get("catalogs"))]
+    for index, topic in enumerate(_list(_map(raw.get("kafka")).get("topics"))):
+        for part in ("key", "value"):
+            name = _map(_map(topic).get(part)).get("catalog")
+            if isinstance(name, str) and name not in catalogs:
+                what = f"unknown catalog {shown(name)}; {nearest(name, catalogs)}"
+                yield Problem(("kafka", "topics", index, part, "catalog"), what)
+
+
+def _paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Paths that are taken: by the gateway itself, or by a route before."""
+    metrics = _map(_map(raw.get("telemetry")).get("metrics")).get("prometheus", "/metrics")
+    own = RESERVED | ({str(metrics)} if isinstance(metrics, str) else set())
+    before: list[tuple[int, str, PathPattern]] = []
+    for route, when, text, pattern in _whens(raw):
+        way: Way = ("routes", route, "when", when, "path")
+        if text in own:
+            yield Problem(way, f"path '{text}' is the gateway's own; use another")
+        for index, other, earlier in before:
+            if earlier.shape == pattern.shape:
+                what = f"path '{text}' is taken by routes[{index}] ('{other}'); remove one"
+                yield Problem(way, what)
+                break
+            if earlier.covers(pattern):
+                what = f"path '{text}' is never reached, routes[{index}] ('{other}') answers first"
+                yield Problem(way, f"{what}; put this route before it")
+                break
+        before.append((route, text, pattern))
+
+
+def _whens(raw: Mapping[str, Any]) -> Iterator[tuple[int, int, str, PathPattern]]:
+    for index, route in enumerate(_list(raw.get("routes"))):
+        for number, when in enumerate(_list(_map(route).get("when"))):
+            pattern = _pattern(_map(when).get("path"))
+            if pattern is not None:
+                yield index, number, str(_map(when)["path"]), pattern
+
+
+def _route(
+    raw: Mapping[str, Any], route: Mapping[str, Any], topics: list[str]
+) -> Iterator[Problem]:
+    guards = _map(raw.get("guards"))
+    guarded = [str(name) for name in _map(route.get("guarded"))]
+    for name in guarded:
+        if name not in guards:
+            what = f"unknown guard '{name}'; {nearest(name, map(str, guards))}"
+            yield Problem(("guarded", name), what, key=True)
+    for way, template in _sources(route):
+        yield from _source(way, template, topics)
+    params = _params(route)
+    for way, template in (*_sources(route), *_conditions(route)):
+        for hole in template.holes:
+            what = _hole(hole, params, guarded, guards)
+            if what:
+                yield Problem(way, what)
+
+
+def _source(way: Way, template: Template, topics: list[str]) -> Iterator[Problem]:
+    literal = template.literal
+    if literal is not None and literal not in topics:
+        yield Problem(way, f"unknown topic '{literal}' in kafka.topics; {nearest(literal, topics)}")
+    elif literal is None and not any(template.may_be(topic) for topic in topics):
+        known = ", ".join(topics[:12]) or "none"
+        yield Problem(way, f"no topic can match '{template}'; kafka.topics has {known}")
+
+
+def _sources(route: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
+    options = _map(route.get("with"))
+    yield from _template(("with", "topic"), options.get("topic"))
+    for index, topic in enumerate(_list(options.get("topics"))):
+        yield from _template(("with", "topics", index), topic)
+
+
+def _conditions(route: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
+    for index, condition in enumerate(_list(_map(route.get("with")).get("filters"))):
+        way: Way = ("with", "filters", index)
+        yield from _template((*way, "key"), _map(condition).get("key"))
+        for part in ("headers", "value"):
+            for name, text in _map(_map(condition).get(part)).items():
+                yield from _template((*way, part, name), text)
+
+
+def _hole(
+    hole: Hole, params: dict[str, bool], guarded: list[str], guards: Mapping[str, Any]
+) -> str | None:
+    """What a hole asks for and the route cannot give; None if it can."""
+    if hole.root == "params" and not params.get(hole.name):
+        if hole.name in params:
+            return f"not every path of this route has a parameter '{hole.name}'; split the route"
+        return f"no parameter '{hole.name}' in this route's path; {nearest(hole.name, params)}"
+    if hole.root == "guarded" and hole.name not in guarded:
+        return f"this route is not guarded by '{hole.name}'; {nearest(hole.name, guarded)}"
+    if hole.root == "guarded" and hole.detail and hole.name in guards:
+        attributes = [str(name) for name in _map(_map(guards[hole.name]).get("attributes"))]
+        if hole.detail not in attributes:
+            near = nearest(hole.detail, attributes)
+            return f"guard '{hole.name}' has no attribute '{hole.detail}'; {near}"
+    return None
+
+
+def _params(route: Mapping[str, Any]) -> dict[str, bool]:
+    """The parameters of a route's paths, and whether every path has it."""
+    patterns = [_pattern(_map(when).get("path")) for when in _list(route.get("when"))]
+    sets = [set(pattern.params) for pattern in patterns if pattern is not None]
+    return {name: all(name in names for names in sets) for name in set().union(*sets)}
+
+
+def _pattern(path: object) -> PathPattern | None:
+    try:
+        return PathPattern.parse(path) if isinstance(path, str) else None
+    except ValueError:
+        return None
+
+
+def _template(way: Way, text: object) -> Iterator[tuple[Way, Template]]:
+    """A template where there is a good one; what is wrong with others is told elsewhere."""
+    if isinstance(text, Template):
+        yield way, text
+    elif isinstance(text, str) and text:
+        try:
+            yield way, Template.parse(text)
+        except ValueError:
+            return
+
+
+def _map(value: object) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple)) else []

@@ -1,0 +1,85 @@
+"""Where clients come in: address, TLS, and which other sites may read (CORS)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from .fields import Duration, File, Flag, Host, Number, Text, within
+from .section import Problem, Section
+
+
+class Allow(Section):
+    """What pages of other sites may do; without it, everything but credentials."""
+
+    origins: tuple[Text, ...] = Field(
+        default=(),
+        description="Origins such as https://shop.example; all when empty. For web pages.",
+    )
+    methods: tuple[Text, ...] = Field(
+        default=(), description="Methods besides the simple ones; all when empty. For web pages."
+    )
+    headers: tuple[Text, ...] = Field(
+        default=(), description="Request headers, last-event-id always among them. For web pages."
+    )
+    credentials: Flag = Field(
+        default=False, description="Cookies may be sent along. For pages behind a login."
+    )
+
+
+class Expose(Section):
+    headers: tuple[Text, ...] = Field(
+        default=(),
+        description="Response headers a page may read. For scripts that read more than data.",
+    )
+
+
+class AccessControl(Section):
+    """CORS, in zilla's words."""
+
+    policy: Literal["same-origin", "cross-origin"] = Field(
+        default="same-origin",
+        description="Whether other sites may read. For whoever hosts the pages.",
+    )
+    allow: Allow = Field(
+        default=Allow(), description="What other sites may do. For cross-origin pages."
+    )
+    max_age: Annotated[Duration, within(0, 86_400)] = Field(
+        default=600.0,
+        alias="max-age",
+        description="How long a preflight is remembered. For busy pages.",
+    )
+    expose: Expose = Field(
+        default=Expose(), description="What scripts may see. For cross-origin pages."
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        allow = raw.get("allow")
+        if isinstance(allow, Mapping) and allow.get("credentials") in (True, "true"):
+            origins = allow.get("origins")
+            if not origins or (isinstance(origins, (list, tuple)) and "*" in origins):
+                what = "credentials for every origin is refused by browsers; list the origins"
+                yield Problem(("allow", "credentials"), what)
+
+
+class ListenTls(Section):
+    certificate: File = Field(description="PEM chain, leaf first. For gateways without a proxy.")
+    key: File = Field(description="PEM private key of it. For gateways without a proxy.")
+
+
+class Listen(Section):
+    host: Host = Field(default="127.0.0.1", description="Address to bind; 0.0.0.0 for containers.")
+    port: Annotated[Number, within(0, 65_535, str)] = Field(
+        default=8080, description="Port to bind, 0 for a free one. For operators and tests."
+    )
+    access_control: AccessControl = Field(
+        default=AccessControl(),
+        alias="access-control",
+        description="CORS. For pages of other sites.",
+    )
+    tls: ListenTls | None = Field(
+        default=None, description="HTTPS by the gateway itself. For gateways without a proxy."
+    )

@@ -1,0 +1,97 @@
+"""The path of a route: `/events/{customer}`, or `/files/*` for everything below.
+
+Matched on the raw path of the request, segment by segment, each decoded on its own, so
+that a customer named `a%2Fb` is one segment and not two (RFC 3986 2.2).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+_PARAMETER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()+,;=:@%-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class PathPattern:
+    """segments: literals and, in braces, parameters. rest: a `*` ends it."""
+
+    segments: tuple[str, ...]
+    rest: bool
+
+    @classmethod
+    def parse(cls, text: str) -> PathPattern:
+        """Raises ValueError saying what to write."""
+        if not text.startswith("/"):
+            raise ValueError(f"path {text!r} does not start with '/'; write {'/' + text!r}")
+        segments = text[1:].split("/")
+        rest = segments[-1] == "*"
+        if rest:
+            segments.pop()
+        for index, segment in enumerate(segments):
+            _check(segment, text, last=index == len(segments) - 1 and not rest)
+        pattern = cls(tuple(segments), rest)
+        for name in pattern.params:
+            if pattern.params.count(name) > 1:
+                raise ValueError(f"path {text!r} has two parameters '{name}'; rename one")
+        return pattern
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        return tuple(segment[1:-1] for segment in self.segments if segment[:1] == "{")
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """Equal for patterns that match the same paths."""
+        return (*("{}" if s[:1] == "{" else unquote(s) for s in self.segments), self.rest)
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """The parameters of a raw (still percent-encoded) request path; None: no match."""
+        given = path.removeprefix("/").split("/")
+        extra = len(given) - len(self.segments)
+        if extra < 1 if self.rest else extra != 0:
+            return None
+        params: dict[str, str] = {}
+        for segment, raw in zip(self.segments, given, strict=False):
+            try:
+                text = unquote(raw, errors="strict")
+            except UnicodeDecodeError:
+                return None
+            if segment[:1] == "{" and text:
+                params[segment[1:-1]] = text
+            elif text != unquote(segment):
+                return None
+        return params
+
+    def covers(self, other: PathPattern) -> bool:
+        """Every path that `other` matches is matched by this one too."""
+        if self.rest:
+            if len(other.segments) + other.rest <= len(self.segments):
+                return False
+        elif other.rest or len(other.segments) != len(self.segments):
+            return False
+        return all(
+            (mine[:1] == "{" and theirs != "")
+            or (theirs[:1] != "{" and unquote(mine) == unquote(theirs))
+            for mine, theirs in zip(self.segments, other.segments, strict=False)
+        )
+
+
+def _check(segment: str, text: str, *, last: bool) -> None:
+    if not segment:
+        if last and text == "/":
+            return
+        fixed = re.sub(r"/+", "/", text).rstrip("/") or "/"
+        raise ValueError(f"path {text!r} has an empty segment; write {fixed!r}")
+    if segment == "*":
+        raise ValueError(f"path {text!r} has '*' before its end; name the segment, such as {{id}}")
+    if _PARAMETER.fullmatch(segment) or (
+        _LITERAL.fullmatch(segment) and segment not in (".", "..")
+    ):
+        return
+    if "{" in segment or "}" in segment:
+        what = "a parameter is a whole segment of letters, digits and _, such as {customer}"
+        raise ValueError(f"path {text!r}: '{segment}' is no parameter; {what}")
+    raise ValueError(f"path {text!r}: '{segment}' is no path segment; percent-encode or rename it")

@@ -1,0 +1,138 @@
+"""Pydantic's errors as lines for the one who edits the file.
+
+One line each, `file:line:column: what; what to do`, in the order of the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from .expression import nearest
+from .nodes import START, Mark
+from .section import REFUSED
+from .source import Document, Unsettled
+from .substitution import shown
+
+Way = tuple[str | int, ...]
+
+
+def lines(document: Document, error: ValidationError | None, root: type[BaseModel]) -> list[str]:
+    """Every problem of a document, located; `error` is what its values were refused with."""
+    found = list(document.problems)
+    for detail in error.errors(include_url=False) if error else ():
+        if not isinstance(_at(document.values, detail["loc"]), Unsettled):
+            found.append(_located(document, detail, root))
+    return [document.line(mark, message) for mark, message in sorted(set(found))]
+
+
+def dotted(way: Sequence[str | int]) -> str:
+    """A way as people write it: kafka.topics[0].name"""
+    text = ""
+    for step in way:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif re.fullmatch(r"[A-Za-z0-9_-]+", step):
+            text += f".{step}" if text else step
+        else:
+            text += f"[{step!r}]"
+    return text
+
+
+def _located(document: Document, detail: ErrorDetails, root: type[BaseModel]) -> tuple[Mark, str]:
+    way = detail["loc"]
+    kind, context = detail["type"], detail.get("ctx", {})
+    inside = f" in {dotted(way[:-1])}" if len(way) > 1 else ""
+    if way and way[-1] == "[key]":
+        return _mark(document, way[:-1], key=True), f"{dotted(way[:-1])}: {_message(detail)}"
+    if kind == "missing":
+        what = f"'{way[-1]}' is missing{inside}; add it"
+        return _mark(document, way[:-1], key=True), what
+    if kind == "extra_forbidden":
+        what = f"unknown key '{way[-1]}'{inside}; {nearest(str(way[-1]), _keys(root, way[:-1]))}"
+        return _mark(document, way, key=True), what
+    if kind == REFUSED:
+        name = dotted(way[:-1] if context.get("key") and way in document.marks else way)
+        message = f"{name}: {context['message']}" if name else str(context["message"])
+        return _mark(document, way, key=bool(context.get("key"))), message
+    value = _at(document.values, way)
+    return _mark(document, way), f"{dotted(way) or 'the file'}: {_wrong(kind, detail, value)}"
+
+
+def _wrong(kind: str, detail: ErrorDetails, value: object) -> str:
+    """What pydantic itself refused, in the words of the file."""
+    given = "nothing" if value is None else shown(value) if not _nested(value) else _nested(value)
+    if kind == "literal_error":
+        words = re.findall(r"'([^']*)'", str(detail.get("ctx", {}).get("expected", "")))
+        hint = nearest(str(value), words) if isinstance(value, str) else f"use {' or '.join(words)}"
+        return f"{given} is not known here; {hint}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"expects options, not {given}; write `key: value` below it"
+    if kind in ("tuple_type", "list_type"):
+        return f"expects a list, not {given}; write - before each item, or [..]"
+    if kind == "too_short":
+        return "is empty; list at least one"
+    return f"{_message(detail)}; check it"
+
+
+def _message(detail: ErrorDetails) -> str:
+    return str(detail.get("ctx", {}).get("message", detail["msg"]))
+
+
+def _nested(value: object) -> str:
+    return {dict: "options", list: "a list"}.get(type(value), "")
+
+
+def _mark(document: Document, way: Way, *, key: bool = False) -> Mark:
+    """Where to look: the value, or its key; what is not in the file stands for its parent."""
+    for length in range(len(way), -1, -1):
+        marks = document.marks.get(way[:length])
+        if marks is not None:
+            return marks.key if key or length < len(way) else marks.value
+    return START
+
+
+def _at(values: Any, way: Way) -> Any:
+    for step in way:
+        try:
+            values = values[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return values
+
+
+def _keys(root: type[BaseModel], way: Iterable[str | int]) -> list[str]:
+    """The keys that the section at a way knows."""
+    kind: Any = root
+    for step in way:
+        kind = _below(kind, step)
+    kind = _bare(kind)
+    if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        return []
+    return [field.alias or name for name, field in kind.model_fields.items()]
+
+
+def _below(kind: Any, step: str | int) -> Any:
+    kind = _bare(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        fields = {field.alias or name: field for name, field in kind.model_fields.items()}
+        return fields[str(step)].annotation if str(step) in fields else None
+    if get_origin(kind) in (tuple, dict):
+        return get_args(kind)[0 if get_origin(kind) is tuple else 1]
+    return None
+
+
+def _bare(kind: Any) -> Any:
+    """A type without Annotated and Optional."""
+    while True:
+        if get_origin(kind) is Annotated:
+            kind = get_args(kind)[0]
+        elif get_origin(kind) in (Union, UnionType):
+            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+        else:
+            return kind

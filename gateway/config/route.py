@@ -1,0 +1,122 @@
+"""Which path answers with which records, to whom, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from .fields import Duration, History, Pointer, Text, text, within
+from .path import PathPattern
+from .section import Problem, Section, refused
+from .template import REQUEST, Template
+
+
+def _path(value: object) -> str:
+    given = text(value)
+    try:
+        PathPattern.parse(given)
+    except ValueError as error:
+        raise refused(str(error)) from None
+    return given
+
+
+def _of_request(template: Template) -> Template:
+    for hole in template.holes:
+        if hole.root not in REQUEST:
+            raise refused(f"'${{{hole.text}}}' is unknown here; use ${{params.name}}")
+    return template
+
+
+RequestTemplate = Annotated[Template, AfterValidator(_of_request)]
+RoutePath = Annotated[str, BeforeValidator(_path)]
+
+
+class When(Section):
+    path: RoutePath = Field(
+        description="Such as /events/{customer}; `*` at the end for the rest. For clients."
+    )
+    method: Literal["GET"] = Field(default="GET", description="The HTTP method. For clients.")
+
+    @property
+    def pattern(self) -> PathPattern:
+        return PathPattern.parse(self.path)
+
+
+class Filter(Section):
+    """All of its parts must match, exactly."""
+
+    key: RequestTemplate | None = Field(
+        default=None, description="The record's key. For own records only."
+    )
+    headers: dict[Text, RequestTemplate] = Field(
+        default={}, description="Headers of the record, by name. For own records only."
+    )
+    value: dict[Pointer, RequestTemplate] = Field(
+        default={},
+        description="Fields of the value, by JSON pointer (RFC 6901). For own records only.",
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if not any(raw.get(part) for part in ("key", "headers", "value")) and raw.keys() <= {
+            "key", "headers", "value",
+        }:  # fmt: skip
+            yield Problem((), "an empty filter matches every record; add key, headers or value")
+
+
+class With(Section):
+    topic: RequestTemplate | None = Field(
+        default=None, description="The topic to read. For clients."
+    )
+    topics: tuple[RequestTemplate, ...] = Field(
+        default=(), description="Several topics, merged. For clients; instead of topic."
+    )
+    filters: tuple[Filter, ...] = Field(
+        default=(),
+        description="A record passes if any of them matches; all pass if empty. For clients.",
+    )
+    format: Literal["value", "envelope", "cloudevents"] = Field(
+        default="value", description="What `data:` holds. For the clients' code."
+    )
+    binary: Literal["error", "base64"] = Field(
+        default="error", description="Values that are no UTF-8, in format value. For binary topics."
+    )
+    heartbeat: Annotated[Duration, within(0.1, 600)] = Field(
+        default=15.0,
+        description="How often an idle stream is written to. For proxies that cut idle ones.",
+    )
+    history: History = Field(
+        default="all", description="How far back ?from= may go. For owners of large topics."
+    )
+    slow_client: Literal["catchUp", "skip", "conflate", "disconnect"] = Field(
+        default="catchUp",
+        description="What a client gets that reads too slowly. For mobile clients.",
+    )
+    max_lifetime: Annotated[Duration, within(1, 30 * 86_400)] | None = Field(
+        default=None, description="When a stream is ended and reconnects. For load balancers."
+    )
+
+    @property
+    def sources(self) -> tuple[Template, ...]:
+        """The topics, however they were written."""
+        return (self.topic,) if self.topic is not None else self.topics
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if "topic" in raw and "topics" in raw:
+            yield Problem(("topics",), "'topics' excludes 'topic'; keep one of them", key=True)
+        elif "topic" not in raw and "topics" not in raw:
+            yield Problem((), "'topic' is missing; add topic or topics", key=True)
+        elif raw.get("topics") in ([], ()):
+            yield Problem(("topics",), "is empty; list at least one topic")
+
+
+class Route(Section):
+    when: tuple[When, ...] = Field(description="Any of these paths. For clients.", min_length=1)
+    guarded: dict[Text, tuple[Text, ...]] = Field(
+        default={},
+        description="Guards and the roles they must grant, all of them. For access control.",
+    )
+    with_: With = Field(alias="with", description="What is streamed. For clients.")

@@ -1,0 +1,29 @@
+"""The JSON Schema of the configuration, for editors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .settings import Settings
+
+_SUBSTITUTION = {"type": "string", "pattern": r"\$\{(env\.|file:)"}
+
+
+def schema() -> dict[str, Any]:
+    """JSON Schema 2020-12. Where a value is no free text, `${env.NAME}` may stand for it."""
+    made = Settings.model_json_schema(by_alias=True, mode="validation")
+    for section in (made, *made.get("$defs", {}).values()):
+        for name, option in section.get("properties", {}).items():
+            section["properties"][name] = _substitutable(option)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _substitutable(option: dict[str, Any]) -> dict[str, Any]:
+    """An option that also takes a substitution; what describes it stays outside."""
+    if option.get("type") in ("array", "object") or "$ref" in option:
+        return option
+    about = {key: option[key] for key in ("description", "default", "title") if key in option}
+    rest = {key: value for key, value in option.items() if key not in about}
+    if rest.get("type") == "string" and not rest.keys() & {"pattern", "enum", "const"}:
+        return option
+    return {**about, "anyOf": [*rest.get("anyOf", [rest]), _SUBSTITUTION]}
