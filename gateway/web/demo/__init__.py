@@ -1,0 +1,157 @@
+"""`gateway demo`: everything at once, with nothing but pip.
+
+An embedded Kafka, two topics that something is written to, the routes of `CONFIG`, and a
+page that shows them. The embedded Kafka keeps a few MB a partition and nothing after the
+end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import time
+import webbrowser
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiokafka import AIOKafkaProducer
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+from .sources import HostMetrics, orders
+
+TOPICS = {"host": 12, "orders": 12}
+
+CONFIG = """\
+# What `gateway demo` runs. To make it yours: servers, topics, routes.
+name: demo
+listen: {host: 127.0.0.1, port: 8080}
+
+kafka:
+  servers: embedded                    # yours: [localhost:9092]
+  bootstrap: [host, orders]            # read before /health/ready says yes
+  topics:
+    - name: host
+    - name: orders
+
+routes:
+  - when: [{path: /events/host}]
+    with: {topic: host}
+  - when: [{path: /events/orders}]
+    with: {topic: orders}
+  - when: [{path: "/events/orders/{customer}"}]
+    with:
+      topic: orders
+      filters: [{key: "${params.customer}"}]
+  - when: [{path: /records/orders}]
+    with: {topic: orders, format: envelope}
+"""
+
+_PAGE = Path(__file__).parent / "page"
+PAGES = {
+    "/": _PAGE / "index.html",
+    "/demo.css": _PAGE / "demo.css",
+    "/demo.js": _PAGE / "demo.js",
+}
+
+_METRICS_EVERY = 1.0  # seconds
+_ORDERS_EVERY = (0.15, 0.6)
+_SERVING_WITHIN = 15.0
+
+
+def demo(*, host: str = "127.0.0.1", port: int = 8080, browser: bool = True) -> None:
+    """Run the demo until SIGTERM or ^C. port 0: any free one."""
+    from gateway.config import loads
+    from gateway.web.server import serve
+
+    port = port or _free_port(host)
+    url = page_url(host, port)
+    with EmbeddedKafka(topics=TOPICS) as kafka:
+        settings = loads(config(kafka.bootstrap, host, port), name="demo")
+        startup = [partial(publish, kafka.bootstrap)]
+        if browser:
+            startup.append(partial(open_page, url))
+        print(invitation(url), flush=True)
+        serve(settings, pages=PAGES, startup=startup)
+
+
+def config(servers: Sequence[str], host: str, port: int) -> str:
+    """`CONFIG` for one run."""
+    listen = json.dumps({"host": host, "port": port})
+    text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", listen)
+    return text.replace("servers: embedded ", f"servers: {json.dumps(list(servers))} ")
+
+
+def invitation(url: str) -> str:
+    """What the terminal says."""
+    return f"""
+  {url}/  the page: this machine and its orders, live (^C ends it)
+
+  In another terminal:
+    curl -N {url}/events/orders                          # from now on
+    curl -N '{url}/events/orders/ada?from=earliest'      # one customer, from the first
+    curl -N '{url}/records/orders?from=earliest'         # key, headers, offset too
+    curl -N {url}/events/host                            # this machine
+    curl    {url}/health/ready
+"""
+
+
+async def publish(servers: Sequence[str]) -> None:
+    """Write to the topics until cancelled."""
+    producer = AIOKafkaProducer(
+        bootstrap_servers=list(servers), client_id="gateway-demo", enable_idempotence=True
+    )
+    await producer.start()
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_publish_host(producer))
+            tasks.create_task(_publish_orders(producer, random.Random()))
+    finally:
+        await producer.stop()
+
+
+async def _publish_host(producer: AIOKafkaProducer) -> None:
+    metrics = HostMetrics()
+    while True:
+        await asyncio.sleep(_METRICS_EVERY)
+        for key, value in metrics.sample():
+            await producer.send("host", value, key)
+
+
+async def _publish_orders(producer: AIOKafkaProducer, rng: random.Random) -> None:
+    for key, value in orders(rng):
+        await producer.send("orders", value, key)
+        await asyncio.sleep(rng.uniform(*_ORDERS_EVERY))
+
+
+async def open_page(url: str) -> None:
+    """Open the browser when something answers at the address; give up after a while."""
+    address = urlsplit(url)
+    deadline = time.monotonic() + _SERVING_WITHIN
+    while time.monotonic() < deadline:
+        try:
+            _, writer = await asyncio.open_connection(address.hostname, address.port)
+        except OSError:
+            await asyncio.sleep(0.05)
+        else:
+            writer.close()
+            await asyncio.to_thread(webbrowser.open, url)
+            return
+
+
+def page_url(host: str, port: int) -> str:
+    """Where to come in; a server that listens on every address is reached by localhost."""
+    if host in ("0.0.0.0", "::", ""):
+        host = "localhost"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as server:
+        port: int = server.getsockname()[1]
+        return port

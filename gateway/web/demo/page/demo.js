@@ -1,0 +1,321 @@
+"use strict";
+
+const $ = (id) => document.getElementById(id);
+const WINDOW_MS = 120_000;
+const MAX_ROWS = 60;
+const STATUSES = ["created", "paid", "shipped"];
+const CUSTOMERS = ["ada", "edsger", "frances", "grace", "hedy", "katherine", "linus", "radia"];
+
+const percent = (n) => `${n.toFixed(n < 10 ? 1 : 0)} %`;
+function bytes(n) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let i = 0;
+  for (; n >= 1000 && i < units.length - 1; i++) n /= 1000;
+  return `${n.toFixed(i && n < 100 ? 1 : 0)} ${units[i]}`;
+}
+const rate = (n) => `${bytes(n)}/s`;
+
+/* Drawing at most once a frame, however many records a catch-up brings. */
+const due = new Set();
+function soon(draw) {
+  if (!due.size) requestAnimationFrame(() => { const all = [...due]; due.clear(); all.forEach((f) => f()); });
+  due.add(draw);
+}
+
+/* One stream: an EventSource that can be cut, and that goes on where it stopped. */
+class Stream {
+  constructor(path, stateElement, on) {
+    Object.assign(this, { path, stateElement, on, lastId: "", source: null, opened: 0 });
+  }
+  open() {
+    const url = new URL(this.path, document.baseURI);
+    if (this.lastId) url.searchParams.set("lastEventId", this.lastId);
+    else url.searchParams.set("from", "earliest");
+    const source = (this.source = new EventSource(url));
+    this.state("connecting", "connecting");
+    source.onopen = () => { this.opened++; this.state("live", "live"); };
+    source.onerror = (event) => {
+      if (event.data) return this.take(event);              // the server's own `error` event
+      if (source.readyState === EventSource.CONNECTING) return this.state("connecting", "reconnecting");
+      this.state("closed", "refused, trying again in 3 s"); // the browser gave up: we do not
+      this.timer = setTimeout(() => this.open(), 3000);
+    };
+    for (const name of ["message", "begin", "ready", "position", "gap", "delete", "end"]) {
+      source.addEventListener(name, (event) => this.take(event));
+    }
+  }
+  take(event) {
+    if (event.target !== this.source) return;
+    if (event.lastEventId) this.lastId = event.lastEventId;
+    this.on(event, this);
+  }
+  close(state = "cut", text = "cut by you") {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+    this.state(state, text);
+  }
+  state(state, text) {
+    this.stateElement.dataset.state = state;
+    if (this.stateElement.textContent !== text) this.stateElement.textContent = text;
+  }
+}
+
+/* A plot of the last two minutes. `top` fixes the scale; without it the highest value does, by
+   square roots, so that one burst does not flatten the rest. */
+class Plot {
+  constructor(element, { top = 0 } = {}) {
+    Object.assign(this, { element, top, points: [], draw: this.draw.bind(this) });
+    element.setAttribute("viewBox", "0 0 100 40");
+    element.setAttribute("preserveAspectRatio", "none");
+    element.innerHTML = '<line x1="0" y1="40" x2="100" y2="40"/><path class="area"/><path class="a"/><path class="b"/>';
+  }
+  add(at, ...values) {
+    this.points.push([at, ...values]);
+    while (this.points[0][0] < at - WINDOW_MS) this.points.shift();
+    soon(this.draw);
+  }
+  draw() {
+    const end = this.points.at(-1)[0];
+    const scale = this.top ? (n) => n : Math.sqrt;
+    const top = scale(this.top || Math.max(1024, ...this.points.flatMap((p) => p.slice(1))));
+    const line = (i) => this.points.map((p, n) => {
+      const x = 100 - ((end - p[0]) / WINDOW_MS) * 100;
+      return `${n ? "L" : "M"}${x.toFixed(2)} ${(40 - (scale(p[i]) / top) * 38).toFixed(2)}`;
+    }).join("");
+    const first = 100 - ((end - this.points[0][0]) / WINDOW_MS) * 100;
+    this.element.querySelector(".area").setAttribute("d", `${line(1)}L100 40L${first.toFixed(2)} 40Z`);
+    this.element.querySelector(".a").setAttribute("d", line(1));
+    if (this.points[0].length > 2) this.element.querySelector(".b").setAttribute("d", line(2));
+  }
+}
+
+/* This machine */
+const plots = {
+  cpu: new Plot($("cpu-plot"), { top: 100 }),
+  memory: new Plot($("memory-plot"), { top: 100 }),
+  disk: new Plot($("disk-plot")),
+  network: new Plot($("network-plot")),
+};
+let highest = 0;
+const show = {
+  cpu(m) {
+    plots.cpu.add(m.at, m.percent);
+    $("cpu").textContent = percent(m.percent);
+    $("cpu-note").textContent = `${m.cores.length} cores, load ${m.load.toFixed(2)}`;
+    const cores = $("cores");
+    while (cores.children.length < m.cores.length) cores.append(document.createElement("i"));
+    m.cores.forEach((used, i) => cores.children[i].style.setProperty("--used", `${used}%`));
+  },
+  memory(m) {
+    plots.memory.add(m.at, m.percent);
+    $("memory").textContent = percent(m.percent);
+    $("memory-note").textContent = `${bytes(m.used)} of ${bytes(m.total)} in use`;
+  },
+  disk(m) {
+    plots.disk.add(m.at, m.read, m.written);
+    $("read").textContent = rate(m.read);
+    $("written").textContent = rate(m.written);
+    $("disk-note").textContent = `${bytes(m.used)} of ${bytes(m.total)} full, root scale`;
+  },
+  network(m) {
+    plots.network.add(m.at, m.received, m.sent);
+    $("received").textContent = rate(m.received);
+    $("sent").textContent = rate(m.sent);
+    highest = Math.max(m.received, m.sent, highest);
+    $("network-note").textContent = `highest ${rate(highest)}, root scale`;
+  },
+};
+const host = new Stream("events/host", $("host-state"), (event) => {
+  if (event.type !== "message") return;
+  const record = JSON.parse(event.data);
+  $("host-name").textContent = record.host;
+  show[record.metric]?.(record);
+});
+
+/* Orders */
+const rows = new Map();
+let gaps = 0;
+let count = 0;
+let away = null; // while the connection is cut: when, and what came after it
+
+function showOrder(order) {
+  let row = rows.get(order.order);
+  if (!row) {
+    row = document.createElement("tr");
+    for (let i = 0; i < 5; i++) row.append(document.createElement("td"));
+    row.children[3].className = "number";
+    rows.set(order.order, row);
+  }
+  const [id, customer, item, total, status] = row.children;
+  id.textContent = order.order;
+  customer.textContent = order.customer;
+  item.textContent = order.quantity > 1 ? `${order.quantity} × ${order.item}` : order.item;
+  total.textContent = `${order.total.toFixed(2)} €`;
+  const step = STATUSES.indexOf(order.status);
+  const bar = document.createElement("span");
+  bar.className = "steps";
+  bar.setAttribute("aria-hidden", "true");
+  bar.innerHTML = STATUSES.map((_, i) => `<i class="${i <= step ? "done" : ""}"></i>`).join("");
+  status.replaceChildren(bar, order.status);
+  row.classList.remove("fresh");
+  if (Date.now() - order.at < 3000) {
+    void row.offsetWidth; // start its animation anew
+    row.classList.add("fresh");
+  }
+  $("orders").prepend(row);
+  while (rows.size > MAX_ROWS) {
+    const last = $("orders").lastElementChild;
+    rows.delete(last.children[0].textContent);
+    last.remove();
+  }
+}
+
+/* What the page can check by itself: an order is created, paid, shipped, each once, in this order. */
+const steps = new Map();
+let checked = 0;
+let wrong = 0;
+function check(order) {
+  const step = STATUSES.indexOf(order.status);
+  const before = steps.get(order.order);
+  if (before !== undefined) {
+    checked++;
+    if (step !== before + 1) wrong++;
+  }
+  steps.set(order.order, step);
+  if (steps.size > 5000) steps.delete(steps.keys().next().value);
+}
+
+let pending = [];
+function drawOrders() {
+  pending.slice(-4 * MAX_ROWS).forEach(showOrder);
+  pending = [];
+}
+
+let lastEvent = null;
+function drawWire() {
+  const { type, data, lastEventId } = lastEvent;
+  $("count").textContent = count.toLocaleString("en");
+  $("checked").textContent = checked
+    ? `${checked.toLocaleString("en")} steps, ${wrong ? `${wrong} lost or twice` : "none lost, none twice"}` : "–";
+  $("reconnects").textContent = Math.max(0, orders.opened - 1);
+  $("last-id").textContent = lastEventId || "–";
+  const name = type === "message" ? "" : `event: ${type}\n`;
+  $("raw").textContent = `${name}${data.split("\n").map((l) => `data: ${l}`).join("\n")}\nid: ${lastEventId}`;
+}
+
+function tell(text, kind = "") {
+  $("told").textContent = text;
+  $("told").className = `told ${kind}`;
+}
+
+function came(order) {
+  if (!away?.back) return;
+  if (order.at < away.back) away.missed++;
+  const seconds = Math.round((away.back - away.since) / 1000);
+  const lost = away.gaps !== gaps ? "Kafka no longer had some: see gaps."
+    : away.wrong !== wrong ? "Some are missing or came twice!" : "Nothing is missing.";
+  tell(`${away.missed} order events happened during the ${seconds} s without a connection; they came on reconnecting. ${lost}`,
+    away.gaps === gaps && away.wrong === wrong ? "good" : "bad");
+  if (order.at > away.back + 2000) away = null;
+}
+
+let waiting = 0;
+let all = "–";
+function drawPartitions() {
+  $("partitions").textContent = `${all}, ${waiting ? `${waiting} not ready yet` : "all ready"}`;
+}
+
+const control = {
+  begin(data) {
+    waiting = data.pending?.length ?? 0;
+    all = Array.isArray(data.partitions) ? data.partitions.length
+      : typeof data.partitions === "object" && data.partitions
+        ? Object.values(data.partitions).reduce((n, p) => n + (Array.isArray(p) ? p.length : Number(p)), 0)
+        : data.partitions;
+    soon(drawPartitions);
+  },
+  ready() {
+    waiting = Math.max(0, waiting - 1);
+    soon(drawPartitions);
+  },
+  gap(data) {
+    gaps++;
+    $("gaps").textContent = `${gaps}: ${data.topic}-${data.partition} offsets ${data.from} to ${data.to}, ${data.reason}`;
+  },
+  error(data) { tell(data.message ?? JSON.stringify(data), "bad"); },
+  end(data) { orders.state("connecting", `ended by the gateway: ${data.reason}`); },
+};
+
+function onOrder(event) {
+  count++;
+  lastEvent = event;
+  soon(drawWire);
+  const data = JSON.parse(event.data || "{}");
+  if (event.type !== "message") return control[event.type]?.(data);
+  check(data);
+  pending.push(data);
+  came(data);
+  soon(drawOrders);
+}
+
+const INVITATION = $("told").textContent;
+let orders;
+function choose(customer) {
+  orders?.close();
+  const path = customer ? `events/orders/${encodeURIComponent(customer)}` : "events/orders";
+  orders = new Stream(path, $("orders-state"), onOrder);
+  rows.clear();
+  steps.clear();
+  pending = [];
+  count = gaps = checked = wrong = 0;
+  away = lastEvent = null;
+  $("orders").replaceChildren();
+  $("gaps").textContent = "none";
+  tell(INVITATION);
+  $("path").textContent = `/${path}`;
+  $("cut").textContent = "Cut the connection";
+  orders.open();
+}
+
+$("customer").append(...CUSTOMERS.map((name) => new Option(name, name)));
+$("customer").addEventListener("change", (event) => choose(event.target.value));
+$("cut").addEventListener("click", () => {
+  if (orders.source) {
+    orders.close();
+    away = { since: Date.now(), back: 0, missed: 0, gaps, wrong };
+    $("cut").textContent = "Reconnect";
+    tell("The connection is cut. Orders go on being placed; reconnect when you like.", "bad");
+  } else {
+    if (away) away.back = Date.now();
+    $("cut").textContent = "Cut the connection";
+    orders.open();
+  }
+});
+
+/* curl lines */
+const base = new URL(".", document.baseURI).href.replace(/\/$/, "");
+const lines = [
+  ["every order, from now on", `curl -N ${base}/events/orders`],
+  ["one customer's orders, from the first Kafka has", `curl -N '${base}/events/orders/ada?from=earliest'`],
+  ["whole records: key, headers, offset, timestamp", `curl -N '${base}/records/orders?from=earliest'`],
+  ["this machine", `curl -N ${base}/events/host`],
+  ["is the gateway ready?", `curl ${base}/health/ready`],
+];
+$("try").append(...lines.map(([what, line]) => {
+  const item = document.createElement("li");
+  item.innerHTML = "<div><span></span><code></code></div><button type='button'>Copy</button>";
+  item.querySelector("span").textContent = what;
+  item.querySelector("code").textContent = line;
+  const button = item.querySelector("button");
+  button.setAttribute("aria-label", `Copy: ${what}`);
+  button.addEventListener("click", async () => {
+    try { await navigator.clipboard.writeText(line); button.textContent = "Copied"; }
+    catch { getSelection().selectAllChildren(item.querySelector("code")); button.textContent = "Selected"; }
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  return item;
+}));
+
+host.open();
+choose("");

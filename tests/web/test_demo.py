@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import asyncio
+import re
+import webbrowser
+
+import orjson
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from gateway.config import loads
+from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web import demo
+
+
+async def test_both_topics_are_written_to_until_it_is_cancelled():
+    with EmbeddedKafka(topics=demo.TOPICS) as kafka:
+        publisher = asyncio.create_task(demo.publish(kafka.bootstrap))
+        consumer = AIOKafkaConsumer(
+            *demo.TOPICS, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest"
+        )
+        await consumer.start()
+        try:
+            seen: dict[str, set[str]] = {topic: set() for topic in demo.TOPICS}
+            async with asyncio.timeout(30):
+                while len(seen["host"]) < 4 or len(seen["orders"]) < 3:
+                    record = await consumer.getone()
+                    value = orjson.loads(record.value)
+                    seen[record.topic].add(value.get("metric") or value["customer"])
+        finally:
+            publisher.cancel()
+            await consumer.stop()
+            await asyncio.wait([publisher])
+        assert seen["host"] == {"cpu", "memory", "disk", "network"}
+        assert publisher.cancelled()
+
+
+def test_a_run_has_its_own_servers_and_address():
+    text = demo.config(["127.0.0.1:4711"], "::1", 9000)
+    settings = loads(text)
+    assert (settings.listen.host, settings.listen.port) == ("::1", 9000)
+    assert settings.kafka.servers == ("127.0.0.1:4711",)
+
+
+def test_the_printed_configuration_is_a_valid_one():
+    assert loads(demo.CONFIG).kafka.servers == "embedded"
+
+
+def test_the_routes_the_page_and_the_terminal_name_are_those_of_the_configuration():
+    paths = set(re.findall(r'path: "?(/[\w/]+)', demo.CONFIG))
+    asked = demo.invitation("http://x") + demo.PAGES["/demo.js"].read_text()
+    named = set(re.findall(r"(/(?:events|records)/\w+)", asked))
+    assert named == {path.rstrip("/") for path in paths}
+
+
+def test_the_page_asks_for_nothing_that_is_not_in_the_package():
+    for path in demo.PAGES.values():
+        text = path.read_text()
+        assert not re.search(r"""(?:src|href|url|@import)\s*[=(]?\s*["']?(?:https?:)?//""", text)
+    asked = re.findall(r'(?:src|href)="([^":]+)"', demo.PAGES["/"].read_text())
+    assert {f"/{name}" for name in asked} | {"/"} == set(demo.PAGES)
+
+
+def test_every_element_the_script_looks_for_is_in_the_page():
+    wanted = set(re.findall(r'\$\("([\w-]+)"\)', demo.PAGES["/demo.js"].read_text()))
+    there = set(re.findall(r'\bid="([\w-]+)"', demo.PAGES["/"].read_text()))
+    assert wanted
+    assert wanted <= there
+
+
+async def test_the_page_is_opened_when_the_server_answers(monkeypatch: pytest.MonkeyPatch):
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    port = demo._free_port("127.0.0.1")
+    opening = asyncio.create_task(demo.open_page(f"http://127.0.0.1:{port}"))
+    await asyncio.sleep(0)
+    assert opened == []
+    async with await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", port):
+        await asyncio.wait_for(opening, 30)
+    assert opened == [f"http://127.0.0.1:{port}"]
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("0.0.0.0", "http://localhost:80"),
+        ("::", "http://localhost:80"),
+        ("::1", "http://[::1]:80"),
+        ("127.0.0.1", "http://127.0.0.1:80"),
+    ],
+)
+def test_the_address_printed_is_one_a_browser_can_use(host: str, url: str):
+    assert demo.page_url(host, 80) == url
