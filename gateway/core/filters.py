@@ -64,9 +64,13 @@ class Filter:
     def matches(self, record: Record, value: LazyValue) -> bool:
         if self.key is not None and self.key != record.key:
             return False
-        if self.headers and not all(wanted in record.headers for wanted in self.headers):
-            return False
-        return all(_text(value.at(path)) == text for path, text in self._paths)
+        for wanted in self.headers:
+            if wanted not in record.headers:
+                return False
+        for path, text in self._paths:  # noqa: SIM110
+            if _text(value.at(path)) != text:
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,13 @@ class Filters:
         """value: the record's, when other filters look at it too."""
         if not self.filters:
             return True
-        value = value or LazyValue(record.value)
-        return any(each.matches(record, value) for each in self.filters)
+        if value is None:
+            value = LazyValue(record.value)
+        # Loops here and above: by key 0.11 us; any() and all() over generators took 0.36 us.
+        for each in self.filters:  # noqa: SIM110
+            if each.matches(record, value):
+                return True
+        return False
 
 
 def _strict_json(data: bytes | None) -> Any:
