@@ -147,7 +147,7 @@ def test_refuses_a_leaderless_partition_where_a_fetch_of_it_would_crash():
 
 
 def test_an_unknown_topic_cannot_be_changed(embedded):
-    with pytest.raises(LocalBrokerError, match="topic_delete nobody-made-it: .*Unknown topic"):
+    with pytest.raises(LocalBrokerError, match="refused topic_delete nobody-made-it"):
         embedded.delete_topic("nobody-made-it")
 
 

@@ -12,10 +12,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from support.admin import Admin
+from support.needs import absent
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
@@ -23,13 +24,6 @@ from gateway.kafka.local import FAST_RETENTION, LocalKafka
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
 PROPERTIES = {"auto.create.topics.enable": "false"}
-
-
-def lacking(reason: str) -> NoReturn:
-    """Skip, and say why; in CI nothing may be skipped unseen."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(f"CI lacks what this test needs: {reason}")
-    pytest.skip(reason)
 
 
 @dataclass
@@ -66,7 +60,7 @@ class Broker:
     def heal(self) -> None:
         """Undo kills and freezes: every node up, every partition led and in sync again."""
         if self.local is None:
-            lacking("the nodes of this Kafka cannot be killed or healed")
+            absent("the nodes of this Kafka cannot be killed or healed")
         self.local.heal()
         self.admin.wait_in_sync()
 
@@ -102,14 +96,14 @@ def topic(kafka: Broker) -> Callable[..., str]:
 def retention_kafka(kafka: Broker) -> Broker:
     """The same broker, if retention and compaction act within two seconds there."""
     if not kafka.fast_retention:
-        lacking("this Kafka takes minutes to delete and compact")
+        absent("this Kafka takes minutes to delete and compact")
     return kafka
 
 
 @pytest.fixture(scope="session")
 def session_kafka3() -> Iterator[Broker]:
     if os.environ.get("GATEWAY_TEST_KAFKA"):
-        lacking("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
+        absent("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
     yield from _local(3, fast_failover=True)
 
 
@@ -156,7 +150,7 @@ def _local(nodes: int = 1, **options: Any) -> Iterator[Broker]:
     try:
         kafka.start()
     except LocalBrokerError as error:
-        lacking(str(error))
+        absent(str(error))
     try:
         yield Broker(kafka.bootstrap, kafka, fast_retention=True)
     finally:

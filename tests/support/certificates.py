@@ -1,0 +1,70 @@
+"""A certificate authority of its own for a test, and what it signs."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import ssl
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+class Authority:
+    """Writes PEM files into `directory`; `path` is its own certificate."""
+
+    def __init__(self, directory: Path, name: str = "test authority") -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        certificate = self._builder(self._name, self._key)
+        certificate = certificate.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        self._own = certificate.sign(self._key, hashes.SHA256())
+        self.path = directory / f"{name.replace(' ', '-')}.pem"
+        self.path.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
+
+    def signed(self, name: str) -> Path:
+        """One file with a PKCS8 key and its certificate, for localhost and 127.0.0.1."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        certificate = (
+            self._builder(_name(name), key)
+            .add_extension(x509.SubjectAlternativeName(names), False)
+            .sign(self._key, hashes.SHA256())
+        )
+        private = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        path = self._directory / f"{name}.pem"
+        path.write_bytes(private + certificate.public_bytes(serialization.Encoding.PEM))
+        return path
+
+    def context(self, certificate: Path | None = None) -> ssl.SSLContext:
+        """For a client that trusts this authority, and shows `certificate` if asked."""
+        made = ssl.create_default_context(cafile=str(self.path))
+        if certificate is not None:
+            made.load_cert_chain(certificate)
+        return made
+
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey
+    ) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+        )
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
