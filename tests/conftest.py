@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
-
 from support.needs import need
 
-pytest_plugins = [name for name in ("support.brokers",) if find_spec(name)]
+pytest_plugins = ["support.brokers"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

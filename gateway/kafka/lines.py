@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from threading import Thread
+from threading import Event, Semaphore, Thread
 from typing import Any, BinaryIO
 
 import orjson
@@ -105,31 +106,41 @@ class Digest:
         return f"{self._sum % (1 << 256):064x}"
 
 
-async def chunks(source: BinaryIO) -> AsyncIterator[list[bytes]]:
+async def chunks(source: BinaryIO) -> AsyncGenerator[list[bytes], None]:
     """Whole lines as they come, without their LF; a last one may lack it.
 
     Read in a thread that dies with the process: a read of a terminal cannot be called off.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[list[bytes] | BaseException | None] = asyncio.Queue(2)
+    queue: asyncio.Queue[list[bytes] | BaseException | None] = asyncio.Queue()
+    room = Semaphore(2)  # chunks read ahead
+    wanted = Event()
+    wanted.set()
 
     def give(item: list[bytes] | BaseException | None) -> None:
-        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+        room.acquire()
+        if not wanted.is_set():
+            raise BrokenPipeError
+        loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def read() -> None:
-        try:
-            _split(source, give)
-            give(None)
-        except OSError as exc:
-            give(GatewayError(f"the input cannot be read: {exc}"))
-        except RuntimeError:
-            return  # the loop has ended before the input
+        with suppress(BrokenPipeError, RuntimeError):  # nobody listens, or the loop has ended
+            try:
+                _split(source, give)
+                give(None)
+            except (OSError, ValueError) as exc:
+                give(GatewayError(f"the input cannot be read: {exc}"))
 
     Thread(target=read, name="produce-input", daemon=True).start()
-    while (item := await queue.get()) is not None:
-        if isinstance(item, BaseException):
-            raise item
-        yield item
+    try:
+        while (item := await queue.get()) is not None:
+            room.release()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        wanted.clear()
+        room.release(2)
 
 
 def _split(source: BinaryIO, give: Callable[[list[bytes]], None]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, BinaryIO
@@ -143,19 +143,19 @@ async def _feed(
     progress: Callable[[Produced], None] | None,
 ) -> None:
     done = batches.done
-    async for chunk in chunks(source):
-        for line in chunk:
-            done.lines += 1
-            done.read += len(line) + 1
-            key, value = lines.record(line, done.lines)
-            batch = batches.add(key, value)
-            if batch is not None:
-                await batches.send([batch])
-        await batches.flush()
-        if progress is not None:
-            progress(done)
-        if done.failure is not None:
-            return
+    async with aclosing(chunks(source)) as coming:
+        async for chunk in coming:
+            for line in chunk:
+                done.lines += 1
+                done.read += len(line) + 1
+                full = batches.add(*lines.record(line, done.lines))
+                if full is not None:
+                    await batches.send([full])
+            await batches.flush()
+            if progress is not None:
+                progress(done)
+            if done.failure is not None:
+                return
 
 
 class _Batches:

@@ -1,0 +1,140 @@
+"""The project's shell agrees with itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from support import needs
+
+import gateway
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TOP_LEVEL = {
+    "CHANGELOG.md",
+    "LICENSE",
+    "Makefile",
+    "README.md",
+    "bench",
+    "deploy",
+    "examples",
+    "gateway",
+    "pyproject.toml",
+    "requirements.lock",
+    "tests",
+}
+
+
+def locked() -> dict[str, str]:
+    pins = re.findall(r"^([\w.-]+)==([^\s;]+)", (ROOT / "requirements.lock").read_text(), re.M)
+    return {canonicalize_name(name): version for name, version in pins}
+
+
+def declared() -> list[Requirement]:
+    extras = PROJECT["project"]["optional-dependencies"]
+    texts = [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["broker"]]
+    return [each for each in map(Requirement, texts) if each.name != "gateway"]
+
+
+@pytest.mark.parametrize("requirement", declared(), ids=lambda each: each.name)
+def test_the_lock_pins_what_the_project_asks_for(requirement):
+    version = locked().get(canonicalize_name(requirement.name))
+    assert version is not None, "not in requirements.lock: make lock"
+    assert requirement.specifier.contains(version), "requirements.lock is older: make lock"
+
+
+def test_the_lock_holds_all_that_its_packages_ask_for():
+    """Also what only newer Pythons would need: a marker of 3.12 or 3.13 must not add a name."""
+    pins = locked()
+    for python in ("3.11", "3.12", "3.13"):
+        environment = {**default_environment(), "python_version": python, "extra": ""}
+        environment["python_full_version"] = f"{python}.0"
+        for name in pins:
+            for needed in map(Requirement, metadata.requires(name) or ()):
+                if needed.marker is None or needed.marker.evaluate(environment):
+                    assert canonicalize_name(needed.name) in pins, f"{name} on Python {python}"
+
+
+def test_every_pin_has_a_checksum_and_no_host_is_named():
+    text = (ROOT / "requirements.lock").read_text()
+    blocks = re.split(r"^(?=[\w.-]+==)", text, flags=re.M)[1:]
+    assert blocks
+    assert all("--hash=sha256:" in block for block in blocks)
+    assert "://" not in text
+
+
+def test_what_is_installed_is_what_is_locked():
+    wrong = {
+        name: (metadata.version(name), version)
+        for name, version in locked().items()
+        if name != "uvloop" and metadata.version(name) != version
+    }
+    assert not wrong, "make setup"
+
+
+def test_the_version_stands_in_one_place():
+    assert metadata.version("gateway") == gateway.__version__
+    assert "version" in PROJECT["project"]["dynamic"]
+    assert f"## {gateway.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_top_level_holds_only_what_it_may():
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.split("\n")
+    top = {line.split("/")[0] for line in tracked if line and not line.startswith(".")}
+    assert top <= TOP_LEVEL
+    assert {"pyproject.toml", "gateway", "tests"} <= top or not (ROOT / ".git").exists()
+
+
+def test_every_room_has_its_floor():
+    (contract,) = PROJECT["tool"]["importlinter"]["contracts"]
+    named = re.findall(r"[a-z_]+", " ".join(contract["layers"]))
+    rooms = {
+        path.stem
+        for path in (ROOT / "gateway").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert rooms - {"__init__", "__main__"} <= set(named)
+    assert contract["exhaustive"]
+
+
+@pytest.mark.parametrize("target", ["setup", "demo", "test", "figures", "model", "clean"])
+def test_make_lists_what_there_is(target):
+    listed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.search(rf"^  make {target} ", listed, re.M)
+
+
+def test_a_missing_piece_skips_with_the_line_that_installs_it(monkeypatch):
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setattr(needs, "found", lambda piece: False)
+    with pytest.raises(pytest.skip.Exception, match=r"apt-get install .* chromium chromium-driver"):
+        needs.need("chromium")
+
+
+def test_a_missing_piece_fails_in_ci(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(needs, "found", lambda piece: piece != "npm")
+    with pytest.raises(pytest.fail.Exception, match="needs npm: apt-get install"):
+        needs.need("node", "npm")
+
+
+def test_pieces_at_hand_are_no_hindrance(monkeypatch):
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setattr(needs, "found", lambda piece: True)
+    needs.need(*needs.PIECES)
+
+
+def test_ci_installs_what_the_tests_may_need():
+    script = (ROOT / ".ci" / "run").read_text()
+    for piece in ("chromium", "curl", "java17", "node", "npm"):
+        *_, packages = needs.PIECES[piece].install.partition("--no-install-recommends ")
+        assert all(package in script for package in packages.split())
