@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import socket
 import sys
 import traceback
@@ -141,7 +142,7 @@ def check(
         bool, typer.Option("--schema", help="Print the JSON Schema, for editors.")
     ] = False,
     show: Annotated[
-        bool, typer.Option("--print", help="Print the settings, defaults filled in, as JSON.")
+        bool, typer.Option("--print", help="Print the settings with defaults filled in, as YAML.")
     ] = False,
 ) -> None:
     """Say everything that is wrong with a configuration, without starting it.
@@ -161,14 +162,14 @@ def check(
         return
     settings = config.load(file)
     if show:
-        typer.echo(settings.model_dump_json(by_alias=True, indent=2))
+        typer.echo(config.dump(settings), nl=False)
     else:
         typer.echo(f"{file}: ok")
 
 
 @app.command()
 def produce(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)],
+    topic: Annotated[str, typer.Argument(show_default=False)],
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", exists=True, dir_okay=False, help="Instead of stdin."),
@@ -236,6 +237,7 @@ def produce(
     if key_separator == "":
         raise typer.BadParameter("is empty", param_hint="--key-separator")
     separator = None if key_separator is None else key_separator.encode()
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # we say it, in one line
     with _input(file) as source, _progress(file) as progress:
         done = produce_lines(
             topic,
@@ -311,7 +313,9 @@ def _connection(servers: str, config: Path | None) -> dict[str, Any]:
     from gateway.kafka.security import credentials
 
     kafka = load(config).kafka
-    return {"servers": kafka.servers, "credentials": credentials(kafka)}
+    if kafka.servers == "embedded":
+        raise GatewayError(f"the Kafka of {config} is embedded in the gateway; give --servers")
+    return {"servers": kafka.servers, "credentials": credentials(kafka.security)()}
 
 
 @contextmanager

@@ -111,8 +111,8 @@ async def _producer(
     except (kafka_errors.KafkaError, OSError) as exc:
         await producer.stop()
         raise BrokerUnavailable(
-            f"no broker of {', '.join(servers)} answered: {exc}; is the address right, does the"
-            " listener want TLS or SASL (-c FILE)?"
+            f"no broker of {', '.join(servers)} let us in; check the address, and whether the"
+            " listener wants TLS or SASL"
         ) from exc
     try:
         yield producer

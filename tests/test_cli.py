@@ -1,0 +1,293 @@
+"""The commands as a shell sees them: help, exit codes, one line an error.
+
+Rooms are replaced where the wiring is the subject, and real where the behaviour is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import gateway
+from gateway import cli
+from gateway.errors import ConfigError, GatewayError, KafkaError
+
+COMMANDS = ["run", "demo", "check", "produce", "broker"]
+
+
+def gateway_with(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, arguments, prog_name="gateway")
+
+
+def shell(
+    *arguments: str, stdin: bytes = b"", **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "gateway", *arguments]
+    env = {"PATH": "/usr/bin:/bin", **environment}
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=env)
+
+
+@pytest.fixture
+def room(monkeypatch):
+    """Puts a stand-in where a command imports its room from; records how it is called."""
+
+    def replace(name: str, **functions: object) -> None:
+        stand_in = ModuleType(name)
+        vars(stand_in).update(functions)
+        monkeypatch.setitem(sys.modules, name, stand_in)
+        parent, _, child = name.rpartition(".")
+        monkeypatch.setattr(f"{parent}.{child}", stand_in, raising=False)
+
+    return replace
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("name: orders\n")
+    return file
+
+
+class Calls(list):
+    def __call__(self, *args, **kwargs):
+        self.append((args, kwargs))
+
+
+def failing(error: BaseException):
+    def fail(*args, **kwargs):
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_teaches_by_example(command):
+    result = gateway_with(command, "--help")
+    assert result.exit_code == 0
+    assert f"gateway {command} " in result.output.split("Options:")[0].split("\n", 1)[1]
+
+
+def test_help_names_every_command_and_every_exit_code():
+    result = gateway_with("--help")
+    assert result.exit_code == 0
+    assert all(f"\n  {command} " in result.output for command in COMMANDS)
+    assert "78 wrong configuration" in result.output
+
+
+def test_as_a_process_the_version_is_the_packages():
+    done = shell("--version")
+    assert done.returncode == 0
+    assert done.stdout.decode() == f"gateway {gateway.__version__}\n"
+
+
+def test_as_a_process_help_is_quick_for_it_imports_no_room():
+    code = (
+        "import sys; sys.argv = ['gateway', '--help']\n"
+        "from gateway.cli import main\n"
+        "try: main()\n"
+        "finally: print([m for m in ('aiokafka', 'starlette', 'orjson') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["demo", "--prot", "9000"], "--port"),
+        (["produce", "t", "--key-seperator", ":"], "--key-separator"),
+        (["produec", "t"], "produce"),
+    ],
+)
+def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
+    result = gateway_with(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output.partition("Error: No such")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["run"],
+        ["run", "-c", "no-such.yaml"],
+        ["check"],
+        ["check", "no-such.yaml"],
+        ["demo", "--port", "70000"],
+        ["demo", "--port", "http"],
+        ["produce"],
+        ["produce", "t", "--file", "no-such.txt"],
+        ["produce", "t", "--key", "id", "--key-separator", ":"],
+        ["produce", "t", "--key-separator", ""],
+        ["produce", "t", "--headers", "novalue"],
+        ["produce", "t", "--partition", "-1"],
+        ["broker", "--nodes", "2"],
+        ["broker", "--port", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(arguments):
+    result = gateway_with(*arguments)
+    assert result.exit_code == 2
+    assert "Usage: gateway" in result.output
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (ConfigError(["g.yaml:1:2: a", "g.yaml:3:4: b"]), 78, "g.yaml:1:2: a\ng.yaml:3:4: b\n"),
+        (KafkaError("no answer; wait"), 1, "gateway: no answer; wait\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)  # fmt: skip
+def test_what_a_room_raises_is_told_without_a_traceback(room, config, error, code, said):
+    room("gateway.config", load=failing(error))
+    room("gateway.web.server", serve=Calls())
+    result = gateway_with("run", "-c", str(config))
+    assert (result.exit_code, result.stdout, result.stderr) == (code, "", said)
+
+
+def test_debug_shows_where_an_error_comes_from(room, config):
+    room("gateway.config", load=failing(GatewayError("no")))
+    room("gateway.web.server", serve=Calls())
+    result = gateway_with("--debug", "run", "-c", str(config))
+    assert result.exit_code == 1
+    assert "Traceback" in result.stderr
+    assert result.stderr.endswith("gateway: no\n")
+
+
+def test_run_serves_what_was_loaded(room, config):
+    serve = Calls()
+    room("gateway.config", load=lambda path: ("settings of", path))
+    room("gateway.web.server", serve=serve)
+    result = gateway_with("run", "-c", str(config), "--debug", "kafka", "--debug", "hub")
+    assert result.exit_code == 0
+    assert serve == [((("settings of", config),), {"debug": {"kafka", "hub"}})]
+
+
+def test_check_says_ok(room, config):
+    room("gateway.config", load=lambda path: None)
+    result = gateway_with("check", str(config))
+    assert (result.exit_code, result.stdout) == (0, f"{config}: ok\n")
+
+
+def test_check_prints_the_schema(room):
+    room("gateway.config", schema=lambda: {"type": "object"})
+    result = gateway_with("check", "--schema")
+    assert result.exit_code == 0
+    assert result.stdout == '{\n  "type": "object"\n}\n'
+
+
+def test_check_prints_the_settings(room, config):
+    room("gateway.config", load=lambda path: "settings", dump=lambda settings: f"{settings}\n")
+    result = gateway_with("check", str(config), "--print")
+    assert (result.exit_code, result.stdout) == (0, "settings\n")
+
+
+def test_check_takes_a_file_or_the_schema_not_both(room, config):
+    room("gateway.config", load=failing(AssertionError), schema=failing(AssertionError))
+    assert gateway_with("check", str(config), "--schema").exit_code == 2
+
+
+def test_demo_prints_its_configuration_to_start_from(room):
+    room("gateway.web.demo", CONFIG="name: demo\n", demo=failing(AssertionError))
+    result = gateway_with("demo", "--print-config")
+    assert (result.exit_code, result.stdout) == (0, "name: demo\n")
+
+
+def test_demo_is_shown_where_it_was_asked_for(room):
+    demo = Calls()
+    room("gateway.web.demo", CONFIG="", demo=demo)
+    assert gateway_with("demo", "--port", "0", "--no-browser").exit_code == 0
+    assert demo == [((), {"host": "127.0.0.1", "port": 0, "browser": False})]
+
+
+def test_a_busy_port_is_told_with_another(room):
+    demo = Calls()
+    room("gateway.web.demo", CONFIG="", demo=demo)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = gateway_with("demo", "--port", str(port))
+    assert result.exit_code == 1
+    assert f"port {port} of 127.0.0.1 is in use; try --port {port + 1}" in result.stderr
+    assert not demo
+
+
+def test_a_broker_is_run_as_asked_or_only_fetched(room, tmp_path):
+    run_broker, prefetch = Calls(), Calls()
+    room("gateway.kafka.local", run_broker=run_broker, prefetch=prefetch)
+    arguments = ["--nodes", "3", "--port", "9092", "--data", str(tmp_path)]
+    assert gateway_with("broker", *arguments).exit_code == 0
+    assert run_broker == [((3, 9092, tmp_path), {})]
+    assert gateway_with("broker", "--prefetch").exit_code == 0
+    assert (len(run_broker), len(prefetch)) == (1, 1)
+
+
+def test_produce_sends_stdin_and_says_what_a_receiver_compares(embedded):
+    embedded.create_topic("t", 3)
+    text = b"a\nb\r\n\xff\n"
+    server = {"GATEWAY_KAFKA_SERVERS": ",".join(embedded.bootstrap)}
+    done = shell("produce", "t", "-H", "from=test", stdin=text, **server)
+    said = done.stdout.decode()
+    assert done.returncode == 0, done.stderr
+    assert said.startswith("t: 3 of 3 lines acknowledged, 4 bytes, ")
+    assert f"sha256={hashlib.sha256(text).hexdigest()} unordered=" in said
+
+
+def test_produce_sends_a_file_to_the_servers_named(embedded, tmp_path):
+    embedded.create_topic("t")
+    file = tmp_path / "lines.txt"
+    file.write_bytes(b"k:a\nk:")
+    servers = ["--servers", ",".join(embedded.bootstrap)]
+    done = shell("produce", "t", "-f", str(file), "--key-separator", ":", "--null-empty", *servers)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(b"t: 2 of 2 lines acknowledged, 1 bytes, ")
+
+
+def test_produce_that_fails_says_how_many_were_acknowledged(embedded):
+    embedded.create_topic("t")
+    servers = ["--servers", ",".join(embedded.bootstrap)]
+    done = shell("produce", "t", "--key", "id", *servers, stdin=b'{"id":1}\n{}\n')
+    assert done.returncode == 1
+    assert done.stdout == b"t: 1 of 2 lines acknowledged\n"
+    assert done.stderr.startswith(b"gateway: line 2: nothing at 'id'")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_produce_takes_servers_and_security_from_a_configuration(room, config):
+    class Kafka:
+        servers = ("broker:9093",)
+        security = "tls"
+
+    class Settings:
+        kafka = Kafka
+
+    def produce_lines(topic, source, **options):
+        raise GatewayError(f"{options['servers']} {options['credentials']}")
+
+    room("gateway.config", load=lambda path: Settings)
+    room("gateway.kafka.security", credentials=lambda security: lambda: {"by": security})
+    room("gateway.kafka.produce", produce_lines=produce_lines)
+    result = gateway_with("produce", "t", "-c", str(config))
+    assert result.stderr == "gateway: ('broker:9093',) {'by': 'tls'}\n"
+    Kafka.servers = "embedded"
+    result = gateway_with("produce", "t", "-c", str(config))
+    assert (result.exit_code, "give --servers" in result.stderr) == (1, True)
+
+
+def test_produce_without_a_broker_names_the_address():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        server = f"127.0.0.1:{closed.getsockname()[1]}"
+    done = shell("produce", "t", "--servers", server, stdin=b"x\n")
+    assert done.returncode == 1
+    assert done.stdout == b""
+    assert done.stderr.decode().startswith(f"gateway: no broker of {server} let us in; ")
+    assert done.stderr.count(b"\n") == 1
