@@ -25,8 +25,10 @@ class Admin:
 
     def __init__(self, bootstrap: Sequence[str], **options: Any) -> None:
         servers = {"bootstrap.servers": ",".join(bootstrap)}
-        # Its own log lines about killed brokers are of no use in a test's output.
-        self.client = AdminClient(servers | {"log_level": 0} | options)
+        # Its own log lines about killed brokers are of no use in a test's output; a frozen
+        # broker is given up after 2 s, not 60.
+        own = {"log_level": 0, "socket.timeout.ms": 2000}
+        self.client = AdminClient(servers | own | options)
 
     def create_topic(
         self,
@@ -43,20 +45,20 @@ class Admin:
         else:
             placed = {"replication_factor": replication}
         new = NewTopic(name, num_partitions=partitions, config=dict(configs or {}), **placed)
-        _done(self.client.create_topics([new]))
+        _done(self.client.create_topics([new], request_timeout=TIMEOUT))
         self._wait(lambda: len(self.leaders(name)) == partitions, f"leaders of {name}")
 
     def delete_topic(self, name: str) -> None:
         """Returns when no broker asked knows it any more; unknown topics are no error."""
         try:
-            _done(self.client.delete_topics([name]))
+            _done(self.client.delete_topics([name], request_timeout=TIMEOUT))
         except KafkaException as error:
             if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
                 raise
         self._wait(lambda: not self.exists(name), f"the end of {name}")
 
     def exists(self, name: str) -> bool:
-        return name in self.client.list_topics(timeout=TIMEOUT).topics
+        return name in self._topics()
 
     def topic_id(self, name: str) -> str:
         """The topic's UUID, as Kafka prints it."""
@@ -65,14 +67,14 @@ class Admin:
 
     def leaders(self, name: str) -> dict[int, int]:
         """Node id of the leader of every partition that has one."""
-        topics = self.client.list_topics(timeout=TIMEOUT).topics
+        topics = self._topics()
         partitions = topics[name].partitions.values() if name in topics else ()
         return {each.id: each.leader for each in partitions if each.leader >= 0}
 
     def delete_records(self, name: str, before: Mapping[int, int]) -> None:
         """Move the log start of each partition to its offset in `before`."""
         wanted = [TopicPartition(name, partition, offset) for partition, offset in before.items()]
-        _done(self.client.delete_records(wanted))
+        _done(self.client.delete_records(wanted, request_timeout=TIMEOUT))
 
     def alter_configs(self, name: str, configs: Mapping[str, str]) -> None:
         entries = [
@@ -86,6 +88,7 @@ class Admin:
         """Give partitions back to their preferred leader, or any leader at all (unclean)."""
         kind = ElectionType.UNCLEAN if unclean else ElectionType.PREFERRED
         wanted = [TopicPartition(name, partition) for partition in partitions]
+        # confluent-kafka 2.16 raises SystemError for a request_timeout here.
         self.client.elect_leaders(kind, wanted).result(TIMEOUT)
 
     def log_start(self, name: str, partition: int = 0) -> int:
@@ -100,12 +103,20 @@ class Admin:
         self._wait(self._in_sync, "all replicas in sync", timeout)
 
     def _in_sync(self) -> bool:
-        try:
-            topics = self.client.list_topics(timeout=5).topics.values()
-        except KafkaException:
-            return False
-        partitions = [each for topic in topics for each in topic.partitions.values()]
+        partitions = [
+            each for topic in self._topics().values() for each in topic.partitions.values()
+        ]
         return all(each.leader >= 0 and len(each.isrs) == len(each.replicas) for each in partitions)
+
+    def _topics(self) -> dict[str, Any]:
+        """Asked again while the broker that was asked is dead or frozen."""
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                return self.client.list_topics(timeout=3).topics
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
 
     def _offset(self, name: str, partition: int, spec: OffsetSpec) -> int:
         wanted = {TopicPartition(name, partition): spec}
