@@ -18,11 +18,12 @@ from gateway.errors import KafkaError
 
 from . import fetch as fetching
 from . import offsets
-from .connections import Connections, Credentials, Role
+from .connections import Connections, Role
 from .fetch_messages import Fetched, Want
 from .messages import TopicAnswer
 from .metadata import Metadata
 from .quiet import quieten
+from .security import Credentials
 from .sessions import FetchSession
 
 
@@ -31,7 +32,7 @@ class ClusterSettings:
     """Times in seconds.
 
     servers:     `host:port` of the bootstrap servers.
-    credentials: keyword arguments for aiokafka's `create_conn`, see `security`.
+    credentials: made by `security.credentials`.
     reconnect:   the first and the longest delay before a broker is connected to again.
     """
 

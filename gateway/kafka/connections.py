@@ -15,24 +15,23 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeVar
-
-from aiokafka.conn import AIOKafkaConnection, create_conn
+from typing import TypeVar
 
 from gateway.core.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
 from .failures import BROKEN, cause_of, said
 from .messages import Request
+from .security import Connection, Credentials
 
 R = TypeVar("R")
-Credentials = Callable[[], Mapping[str, Any]]
 
 _FOREVER_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
 
 class Role(StrEnum):
     TAIL = "tail"
+    FRESH = "fresh"  # partitions that came while the tail's fetch was waiting for records
     CONTROL = "control"
     CATCHUP = "catchup"
 
@@ -43,7 +42,7 @@ class Link:
 
     node: int
     role: Role
-    conn: AIOKafkaConnection
+    conn: Connection
     throttled_until: float = 0.0
 
     @property
@@ -74,7 +73,7 @@ def _new_backoff() -> Backoff:
 class Connections:
     """Links to brokers by node id; ids below 0 are bootstrap servers.
 
-    credentials:     keyword arguments for aiokafka's `create_conn`, asked at every connect.
+    credentials:     keyword arguments of a connection, asked at every connect; see `security`.
     request_timeout: seconds until a request without an answer closes its connection.
     idle:            seconds after which an unused connection is closed.
     backoff:         makes the delays of one broker's reconnects.
@@ -195,17 +194,15 @@ class Connections:
         started = asyncio.get_running_loop().time()
         host, port = known.address
         try:
-            conn = await _within(
-                self.request_timeout,
-                lambda: create_conn(
-                    host,
-                    port,
-                    client_id=self._client_id,
-                    request_timeout_ms=_FOREVER_MS,
-                    max_idle_ms=int(self._idle * 1000),
-                    **self._credentials(),
-                ),
+            conn = Connection(
+                host,
+                port,
+                client_id=self._client_id,
+                request_timeout_ms=_FOREVER_MS,
+                max_idle_ms=int(self._idle * 1000),
+                **self._credentials(),
             )
+            await _within(self.request_timeout, conn.connect)
         except (*BROKEN, KafkaError) as exc:
             raise self._failed(node, exc, started) from exc
         link = Link(node, role, conn)

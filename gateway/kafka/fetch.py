@@ -1,6 +1,19 @@
-"""Reading records from one broker.
+"""Reading records from one broker, and why it is done by requests of our own.
 
-@MEASURED@
+Measured: Kafka 4.3.1, aiokafka 0.14 on uvloop, 600,000 records of 200 bytes in 12 partitions
+of one broker, two busy cores shared with it; records a second, by the clock and by CPU:
+
+| way | clock | CPU | exposes |
+|---|---|---|---|
+| one aiokafka consumer, getmany | 0.50-0.52 M | 0.55-0.63 M | records, out of range |
+| twelve aiokafka consumers | 0.49-0.57 M | 0.60-0.61 M | the same, for each partition alone |
+| this, with `batches.decode` | 0.47-0.92 M | 0.77-1.03 M | all below |
+
+What the consumer hides is what the promises need: the error of each partition, leader epochs
+(it sends -1, so a deposed leader answers it), topic ids (a recreated topic looks like the same
+one), the next offset past control, aborted and compacted records, the last stable offset, the
+log start, where logs diverge. It also has one fetch in flight per broker for everything, while
+here the live tail and catch-up have a connection each.
 """
 
 from __future__ import annotations

@@ -5,7 +5,9 @@ error instead of other records; from 12 on the leader compares `last_epoch` with
 answers `diverging` where the two part (KIP-320, KIP-595), so a truncated log is noticed with
 no extra request; from 16 on NOT_LEADER comes with the new leader (KIP-951).
 
-@FIGURES@
+Measured, microseconds, for 1, 12 and 500 partitions: a full request 3, 7, 170 (aiokafka's v11: 8,
+23, 650), a full answer 4, 17, 530; in a session, a request with nothing changed 3, 4, 35, with
+one partition moved on 7, 8, 37, an answer without news 1.4.
 """
 
 from __future__ import annotations

@@ -1,0 +1,112 @@
+"""TLS and SASL towards the brokers, from the settings to what aiokafka's connection takes.
+
+Certificates are loaded again when their files change, so a mount that replaces them before
+they expire needs no restart.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aiokafka.abc import AbstractTokenProvider
+from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
+
+from gateway.errors import AuthenticationFailed
+
+from .tokens import FileToken, FixedToken, IssuedToken
+
+if TYPE_CHECKING:
+    from pydantic import SecretStr
+
+    from gateway.config.kafka import Sasl, Security, Tls
+
+Credentials = Callable[[], Mapping[str, Any]]
+
+
+def credentials(security: Security | None) -> Credentials:
+    """What to call before every connect for `security_protocol`, `ssl_context`, `sasl_*`.
+
+    The result raises AuthenticationFailed when a file of it cannot be used.
+    """
+    tls = security.tls if security is not None else None
+    sasl = security.sasl if security is not None else None
+    context = _Context(tls) if tls is not None else None
+    protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
+    fixed = {"security_protocol": protocol} | (_sasl(sasl) if sasl is not None else {})
+    return lambda: fixed | ({"ssl_context": context()} if context is not None else {})
+
+
+class Connection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
+    """aiokafka's, made to hear that a bearer token is refused."""
+
+    def authenticator_oauth(self) -> OAuthAuthenticator:
+        return _Bearer(sasl_oauth_token_provider=self._sasl_oauth_token_provider)
+
+
+class _Bearer(OAuthAuthenticator):  # type: ignore[misc]  # untyped there
+    """A refused token is answered by a challenge; the error comes after a last byte, RFC 7628
+    3.2.3. aiokafka takes the challenge for success and fails at the next request, nameless."""
+
+    async def step(self, payload: bytes | None) -> tuple[bytes, bool] | None:
+        if payload and self._token_sent:
+            return b"\x01", True
+        said: tuple[bytes, bool] | None = await super().step(payload)
+        return said
+
+
+class _Context:
+    """The TLS context, as of the files' last change."""
+
+    def __init__(self, tls: Tls) -> None:
+        self._tls = tls
+        self._made: ssl.SSLContext | None = None
+        self._stamps: list[int] = []
+
+    def __call__(self) -> ssl.SSLContext:
+        files = [file for file in (self._tls.ca, self._tls.certificate, self._tls.key) if file]
+        try:
+            stamps = [Path(file).stat().st_mtime_ns for file in files]
+            if self._made is None or stamps != self._stamps:
+                self._made, self._stamps = _context(self._tls), stamps
+            return self._made
+        except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
+            names = ", ".join(str(file) for file in files)
+            raise AuthenticationFailed(
+                f"TLS cannot be set up from {names}: {exc}; correct kafka.security.tls"
+            ) from exc
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    made = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
+    if not tls.verify:
+        made.check_hostname = False
+        made.verify_mode = ssl.CERT_NONE
+    if tls.certificate and tls.key:
+        made.load_cert_chain(tls.certificate, tls.key, _secret(tls.key_password))
+    return made
+
+
+def _sasl(sasl: Sasl) -> dict[str, Any]:
+    if sasl.mechanism == "oauthbearer":
+        return {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_provider": _tokens(sasl)}
+    return {
+        "sasl_mechanism": sasl.mechanism.upper(),
+        "sasl_plain_username": sasl.username,
+        "sasl_plain_password": _secret(sasl.password),
+    }
+
+
+def _tokens(sasl: Sasl) -> AbstractTokenProvider:
+    if sasl.token_url:
+        secret = _secret(sasl.client_secret) or ""
+        return IssuedToken(sasl.token_url, sasl.client_id or "", secret, sasl.scope)
+    if sasl.token_file:
+        return FileToken(Path(sasl.token_file))
+    return FixedToken(_secret(sasl.token) or "")
+
+
+def _secret(value: SecretStr | None) -> str | None:
+    return value.get_secret_value() if value is not None else None

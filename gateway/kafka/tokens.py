@@ -1,0 +1,99 @@
+"""Tokens for OAUTHBEARER (KIP-255): fixed, from a file, or issued for client credentials."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiokafka.abc import AbstractTokenProvider
+
+from gateway.errors import AuthenticationFailed, BrokerUnavailable
+
+_TIMEOUT = 5.0  # s
+_LIFETIME = 300.0  # s, where the issuer does not say
+_MOST = 1 << 20  # bytes of an answer
+
+
+@dataclass
+class FixedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+    value: str
+
+    async def token(self) -> str:
+        return self.value
+
+
+@dataclass
+class FileToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+    """Read at every connect: what mounts it replaces it before it expires."""
+
+    path: Path
+
+    async def token(self) -> str:
+        try:
+            return (await asyncio.to_thread(self.path.read_text)).strip()
+        except (OSError, ValueError) as exc:
+            raise AuthenticationFailed(
+                f"the token file {self.path} cannot be read: {exc}; "
+                "correct kafka.security.sasl.tokenFile"
+            ) from exc
+
+
+@dataclass
+class IssuedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
+    """The client credentials grant, RFC 6749 4.4; kept for four fifths of its lifetime."""
+
+    url: str
+    client_id: str
+    client_secret: str = field(repr=False)
+    scope: str | None = None
+    clock: Callable[[], float] = time.monotonic
+    _token: str = field(default="", repr=False)
+    _until: float = field(default=float("-inf"), repr=False)
+    _asking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
+
+    async def token(self) -> str:
+        async with self._asking:
+            if self.clock() >= self._until:
+                began = self.clock()
+                self._token, lifetime = await asyncio.to_thread(self._ask)
+                self._until = began + 0.8 * lifetime
+            return self._token
+
+    def _ask(self) -> tuple[str, float]:
+        form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})
+        request = urllib.request.Request(
+            self.url,
+            data=urllib.parse.urlencode(form).encode(),
+            headers={"Authorization": self._basic(), "Accept": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+                issued = json.loads(answer.read(_MOST))
+            return str(issued["access_token"]), float(issued.get("expires_in") or _LIFETIME)
+        except urllib.error.HTTPError as exc:
+            exc.close()
+            if exc.code >= 500:
+                raise BrokerUnavailable(f"{self.url} answers {exc.code}; no token") from exc
+            raise AuthenticationFailed(
+                f"{self.url} refuses the client credentials with {exc.code}; "
+                "check clientId and clientSecret"
+            ) from exc
+        except OSError as exc:
+            raise BrokerUnavailable(f"{self.url} cannot be reached for a token: {exc}") from exc
+        except (ValueError, KeyError, TypeError) as exc:
+            raise AuthenticationFailed(f"{self.url} answers no token: {exc!r}") from exc
+
+    def _basic(self) -> str:
+        """RFC 6749 2.3.1: form-encoded first, which other Basic credentials are not."""
+        pair = ":".join(
+            urllib.parse.quote_plus(one) for one in (self.client_id, self.client_secret)
+        )
+        return f"Basic {base64.b64encode(pair.encode()).decode()}"
