@@ -96,9 +96,9 @@ def verify(libs: Path) -> None:
     ]
     if wrong:
         raise LocalBrokerError(
-            f"{len(wrong)} jars of Kafka {KAFKA_VERSION} in {libs} are missing or damaged "
-            f"({', '.join(wrong[:3])}); remove that directory (and the jars from "
-            "~/.m2/repository, should they be damaged there) and try again"
+            f"missing or damaged jars of Kafka {KAFKA_VERSION} in {libs}: {', '.join(wrong[:3])}"
+            f"{'' if len(wrong) <= 3 else f' and {len(wrong) - 3} more'}; remove that directory, "
+            "and the same jars from ~/.m2/repository, then try again"
         )
 
 

@@ -1,0 +1,126 @@
+"""Starting and ending local clusters, and what they leave behind: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import psutil
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from support.admin import Admin
+from support.needs import absent
+from support.records import produce
+
+from gateway.errors import LocalBrokerError
+from gateway.kafka.local import LocalKafka, jars, java
+
+
+@pytest.fixture(autouse=True)
+def installed():
+    try:
+        jars.fetched(jars.cache_directory())
+        java.found()
+    except LocalBrokerError as error:
+        absent(str(error))
+
+
+async def test_one_node_lives_as_long_as_its_context():
+    async with LocalKafka() as kafka:
+        (node,) = kafka.nodes
+        process = psutil.Process(node.pid)
+        assert node.known_brokers() == {1}
+        directory = node.directory
+    assert not process.is_running()
+    assert not directory.parent.exists()
+
+
+def test_it_is_gone_when_the_block_raises():
+    with pytest.raises(RuntimeError), LocalKafka() as kafka:
+        process = psutil.Process(kafka.nodes[0].pid)
+        raise RuntimeError
+    assert not process.is_running()
+
+
+async def test_kept_data_is_there_at_the_next_start(tmp_path):
+    async with LocalKafka(data=tmp_path) as kafka:
+        Admin(kafka.bootstrap).create_topic("orders")
+        await produce(kafka.bootstrap, "orders", [b"kept"])
+    async with LocalKafka(data=tmp_path) as kafka:
+        reader = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
+        async with reader, asyncio.timeout(30):
+            reader.assign([TopicPartition("orders", 0)])
+            assert (await reader.getone()).value == b"kept"
+
+
+async def test_clients_that_come_through_a_proxy_stay_behind_it():
+    proxy = ("127.0.0.1", 19092)  # only said, nobody listens there
+    seen = {}
+    async with LocalKafka(advertised=lambda node: proxy) as kafka:
+        plain, via = kafka.nodes[0].ports["PLAINTEXT"], kafka.nodes[0].ports["VIA"]
+        for port in (plain, via):
+            metadata = Admin([f"127.0.0.1:{port}"]).client.list_topics(timeout=20)
+            seen[port] = [broker.port for broker in metadata.brokers.values()]
+    assert seen == {plain: [plain], via: [19092]}
+
+
+def test_a_wrong_property_fails_with_the_end_of_the_log():
+    with pytest.raises(LocalBrokerError, match=r"(?s)node 1 .*num.io.threads"):
+        LocalKafka(properties={"num.io.threads": "none"}).start()
+
+
+def test_a_taken_port_is_told_at_once():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(LocalBrokerError, match=f"port {port} .* is taken"):
+            LocalKafka(port=port).start()
+
+
+def test_two_nodes_are_no_cluster():
+    with pytest.raises(LocalBrokerError, match="1 or 3 nodes, not 2"):
+        LocalKafka(2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children")
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_no_broker_outlives_the_process_that_started_it(end):
+    code = (
+        "import time; from gateway.kafka.local import LocalKafka\n"
+        "kafka = LocalKafka(); kafka.start(); print(kafka.nodes[0].pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with python(code) as parent:
+        broker = psutil.Process(int(parent.stdout.readline()))
+        os.kill(parent.pid, end)
+        psutil.wait_procs([broker], timeout=20)
+        assert not broker.is_running() or broker.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_says_its_address_and_ends_when_told(end):
+    with python("from gateway.kafka.local import run_broker; run_broker()") as command:
+        first = command.stdout.readline()
+        assert first.startswith("bootstrap: 127.0.0.1:")
+        assert Admin([first.split()[1]]).client.list_topics(timeout=20).brokers
+        command.send_signal(end)
+        assert "^C ends it" in command.stdout.read()
+        assert command.stderr.read().strip() == "stopped"
+        assert command.wait(20) == 0
+
+
+@contextmanager
+def python(code):
+    """A Python that runs `code`; it ends with the block."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

