@@ -72,12 +72,12 @@ async def produce(
     partition:   for all records; else by the key as Java's clients do it, or in turns.
     credentials: aiokafka's security_protocol, ssl_context and sasl_* arguments.
     progress:    called after each chunk.
-    Raises BrokerUnavailable, UnknownTopic or KafkaError before the first record; later failures
-    are in the answer, beside what was acknowledged.
+    Raises BrokerUnavailable, UnknownTopic, AccessDenied or KafkaError before the first record;
+    later failures are in the answer, beside what was acknowledged.
     """
     done = Produced()
     started = time.monotonic()
-    async with _producer(servers, credentials or {}) as producer:
+    async with _producer(topic, servers, credentials or {}) as producer:
         count = await _partitions(producer, topic, partition)
         batches = _Batches(producer, topic, count, partition, headers, done)
         try:
@@ -95,7 +95,7 @@ async def produce(
 
 @asynccontextmanager
 async def _producer(
-    servers: Sequence[str], credentials: Mapping[str, Any]
+    topic: str, servers: Sequence[str], credentials: Mapping[str, Any]
 ) -> AsyncIterator[AIOKafkaProducer]:
     producer = AIOKafkaProducer(
         bootstrap_servers=list(servers),
@@ -108,12 +108,15 @@ async def _producer(
     )
     try:
         await producer.start()
-    except (kafka_errors.KafkaError, OSError) as exc:
+    except (kafka_errors.KafkaConnectionError, OSError) as exc:
         await producer.stop()
         raise BrokerUnavailable(
-            f"no broker of {', '.join(servers)} let us in; check the address, and whether the"
-            " listener wants TLS or SASL"
+            f"no broker of {', '.join(servers)} let us in; check the address, the credentials, and"
+            " whether the listener wants TLS or SASL"
         ) from exc
+    except kafka_errors.KafkaError as exc:
+        await producer.stop()
+        raise _told(exc, topic) from exc
     try:
         yield producer
     finally:
@@ -246,7 +249,10 @@ class _Batches:
 def _told(failure: BaseException, topic: str) -> KafkaError:
     """aiokafka's error in our tree, with what to do."""
     match failure:
-        case kafka_errors.TopicAuthorizationFailedError():
+        case (
+            kafka_errors.TopicAuthorizationFailedError()
+            | kafka_errors.ClusterAuthorizationFailedError()  # no topic at all (KIP-679)
+        ):
             return AccessDenied(f"topic '{topic}' may not be written to; grant WRITE", topic=topic)
         case kafka_errors.MessageSizeTooLargeError() | kafka_errors.RecordTooLargeError():
             return KafkaError(

@@ -18,8 +18,8 @@ from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.lines import Digest, Lines
 from gateway.kafka.produce import Produced, partition_hash, produce, produce_lines
 
-PRODUCE = 0  # the api key
-TOPIC_AUTHORIZATION_FAILED, MESSAGE_TOO_LARGE = 29, 10
+PRODUCE, INIT_PRODUCER_ID = 0, 22  # api keys
+TOPIC_AUTHORIZATION_FAILED, MESSAGE_TOO_LARGE, CLUSTER_AUTHORIZATION_FAILED = 29, 10, 31
 
 
 async def everything(kafka: EmbeddedKafka | Broker, topic: str, partitions: int) -> list[list]:
@@ -140,6 +140,13 @@ async def test_a_refused_batch_is_told_and_not_counted(embedded, code, error, sa
     assert type(done.failure) is error
     assert said in str(done.failure)
     assert (done.lines, done.acknowledged) == (2, 0)
+
+
+async def test_a_principal_that_may_write_nothing_is_told_before_anything_is_read(embedded):
+    embedded.create_topic("t")
+    embedded.fail(INIT_PRODUCER_ID, CLUSTER_AUTHORIZATION_FAILED)
+    with pytest.raises(AccessDenied, match="grant WRITE"):
+        await produce("t", io.BytesIO(b"x"), servers=embedded.bootstrap)
 
 
 async def test_an_interrupted_input_is_sent_as_far_as_it_was_read(embedded):
