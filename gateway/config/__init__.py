@@ -16,11 +16,12 @@ from ..errors import ConfigError
 from . import problems, source
 from .dump import dump
 from .guard import Jwk, Jwt, SchemaRegistry
-from .kafka import Cache, Kafka, Model, Reconnect, Sasl, Security, Tls, Topic, Transform
+from .kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
 from .listen import AccessControl, Allow, Expose, Listen, ListenTls
 from .path import PathPattern
 from .route import Filter, Route, When, With
 from .schema import schema
+from .security import Sasl, Security, Tls
 from .settings import Metrics, Settings, Telemetry, Traces
 from .template import Template
 

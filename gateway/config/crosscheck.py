@@ -49,13 +49,15 @@ def _topics(raw: Mapping[str, Any], topics: list[str]) -> Iterator[Problem]:
     for index, name in enumerate(_list(_map(raw.get("kafka")).get("bootstrap"))):
         way: Way = ("kafka", "bootstrap", index)
         if isinstance(name, str) and name not in topics:
-            yield Problem(
-                way, f"unknown topic {shown(name)} in kafka.topics; {nearest(name, topics)}"
-            )
+            yield Problem(way, _unknown_topic(name, topics))
         elif isinstance(name, str) and name in warmed:
             yield Problem(way, f"topic {shown(name)} is listed before; remove one")
         elif isinstance(name, str):
             warmed.add(name)
+
+
+def _unknown_topic(name: str, topics: list[str]) -> str:
+    return f"unknown topic {shown(name)}; {nearest(name, topics, 'add it to kafka.topics')}"
 
 
 def _catalogs(raw: Mapping[str, Any]) -> Iterator[Problem]:
@@ -64,7 +66,8 @@ def _catalogs(raw: Mapping[str, Any]) -> Iterator[Problem]:
         for part in ("key", "value"):
             name = _map(_map(topic).get(part)).get("catalog")
             if isinstance(name, str) and name not in catalogs:
-                what = f"unknown catalog {shown(name)}; {nearest(name, catalogs)}"
+                near = nearest(name, catalogs, "add it to catalogs")
+                what = f"unknown catalog {shown(name)}; {near}"
                 yield Problem(("kafka", "topics", index, part, "catalog"), what)
 
 
@@ -104,22 +107,22 @@ def _route(
     guarded = [str(name) for name in _map(route.get("guarded"))]
     for name in guarded:
         if name not in guards:
-            what = f"unknown guard '{name}'; {nearest(name, map(str, guards))}"
+            what = f"unknown guard '{name}'; {nearest(name, map(str, guards), 'add it to guards')}"
             yield Problem(("guarded", name), what, key=True)
     for way, template in _sources(route):
         yield from _source(way, template, topics)
     params = _params(route)
     for way, template in (*_sources(route), *_conditions(route)):
         for hole in template.holes:
-            what = _hole(hole, params, guarded, guards)
-            if what:
-                yield Problem(way, what)
+            refusal = _hole(hole, params, guarded, guards)
+            if refusal:
+                yield Problem(way, refusal)
 
 
 def _source(way: Way, template: Template, topics: list[str]) -> Iterator[Problem]:
     literal = template.literal
     if literal is not None and literal not in topics:
-        yield Problem(way, f"unknown topic '{literal}' in kafka.topics; {nearest(literal, topics)}")
+        yield Problem(way, _unknown_topic(literal, topics))
     elif literal is None and not any(template.may_be(topic) for topic in topics):
         known = ", ".join(topics[:12]) or "none"
         yield Problem(way, f"no topic can match '{template}'; kafka.topics has {known}")
@@ -148,13 +151,15 @@ def _hole(
     if hole.root == "params" and not params.get(hole.name):
         if hole.name in params:
             return f"not every path of this route has a parameter '{hole.name}'; split the route"
-        return f"no parameter '{hole.name}' in this route's path; {nearest(hole.name, params)}"
+        near = nearest(hole.name, params, f"add {{{hole.name}}} to the path")
+        return f"no parameter '{hole.name}' in this route's path; {near}"
     if hole.root == "guarded" and hole.name not in guarded:
-        return f"this route is not guarded by '{hole.name}'; {nearest(hole.name, guarded)}"
+        near = nearest(hole.name, guarded, "add it to guarded")
+        return f"this route is not guarded by '{hole.name}'; {near}"
     if hole.root == "guarded" and hole.detail and hole.name in guards:
         attributes = [str(name) for name in _map(_map(guards[hole.name]).get("attributes"))]
         if hole.detail not in attributes:
-            near = nearest(hole.detail, attributes)
+            near = nearest(hole.detail, attributes, "add it to the guard's attributes")
             return f"guard '{hole.name}' has no attribute '{hole.detail}'; {near}"
     return None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
@@ -22,20 +22,22 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
+from pydantic_core import PydanticCustomError
 
 from . import units
-from .section import refused
+from .section import Problem, refusal, refused
 from .substitution import Substituted, shown
 
 T = TypeVar("T")
 
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,253})")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_REFERENCE = re.compile(r"\$\{(env\.[A-Za-z0-9_]+|file:[^}]*)\}")
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
 
 
 class Secret(SecretStr):
-    """A text that is never printed. `source`: how the file refers to it, None if it is literal."""
+    """A text that is never printed. `source`: the whole `${...}` it came from, if one."""
 
     def __init__(self, value: str, source: str | None = None) -> None:
         super().__init__(value)
@@ -47,7 +49,7 @@ def text(value: object) -> str:
     if not isinstance(value, str):
         raise refused(f"expects text, not {shown(value)}; put it in quotes")
     if isinstance(value, Substituted) and not value.settled:
-        raise refused(f"{shown(value)} is filled in per request, which this option is not")
+        raise refused(f"{shown(value)} is known per request only; use ${{env.NAME}}")
     if not value.strip():
         raise refused("is empty; give it a text or remove it")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
@@ -64,7 +66,8 @@ def _secret(value: object) -> Secret:
         raise refused("is a secret, which no request fills in; use ${env.NAME} or ${file:path}")
     if not value:
         raise refused("is empty; use ${env.NAME} or ${file:path}")
-    return Secret(str(value), value.source if isinstance(value, Substituted) else None)
+    source = value.source if isinstance(value, Substituted) else ""
+    return Secret(str(value), source if _REFERENCE.fullmatch(source) else None)
 
 
 def _boolean(value: object) -> bool:
@@ -160,7 +163,8 @@ def _server(server: object) -> str:
         raise refused(f"{shown(server)} has a protocol or a path; write host:port")
     if not colon or not _HOST.fullmatch(host):
         given = text(server)
-        hint = f"'{given}:9092'" if _HOST.fullmatch(given) else "host:port"
+        host_only = _HOST.fullmatch(given) and not isinstance(server, Substituted)
+        hint = f"'{given}:9092'" if host_only else "host:port"
         raise refused(f"{shown(server)} is not host:port; write {hint}")
     if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
         raise refused(f"{shown(server)} has no valid port; use 1 to 65535")
@@ -183,7 +187,15 @@ def _servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
         raise refused(f"{shown(value)} is no list; write [{value}], or embedded")
     if not isinstance(value, Sequence) or not value:
         raise refused("expects servers; write [localhost:9092], or embedded")
-    return tuple(_server(item) for item in value)
+    return tuple(_numbered(value))
+
+
+def _numbered(servers: Sequence[object]) -> Iterator[str]:
+    for index, server in enumerate(servers):
+        try:
+            yield _server(server)
+        except PydanticCustomError as error:
+            raise refusal(Problem((index,), error.message())) from None
 
 
 def _history(value: object) -> Literal["none", "all"] | float:
@@ -202,9 +214,7 @@ def _file(value: object, info: ValidationInfo) -> Path:
         raise refused("holds a certificate or key; give the path of its file instead")
     path = Path((info.context or {}).get("base", "."), given).absolute()
     if not path.is_file():
-        raise refused(
-            f"file {shown(value)} does not exist; paths start at the config file's folder"
-        )
+        raise refused(f"file {shown(value)} does not exist; start from the folder of this file")
     return path
 
 
@@ -212,12 +222,16 @@ def _schema(**schema: Any) -> WithJsonSchema:
     return WithJsonSchema(schema)
 
 
-_DURATION = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
-_SIZE = r"^[0-9]+(\.[0-9]+)?(B|kB|MB|GB|KiB|MiB|GiB|TiB)$"
+_SERVER = r":[0-9]+$|\$\{"
+DURATION = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
+SIZE = r"^[0-9]+(\.[0-9]+)?(B|kB|MB|GB|KiB|MiB|GiB|TiB)$"
 
 Text: TypeAlias = Annotated[str, BeforeValidator(text), _schema(type="string", minLength=1)]
 SecretText: TypeAlias = Annotated[
-    Secret, PlainValidator(_secret), _schema(type="string", minLength=1, writeOnly=True)
+    Secret,
+    PlainValidator(_secret),
+    PlainSerializer(str),
+    _schema(type="string", minLength=1, writeOnly=True),
 ]
 Flag: TypeAlias = Annotated[bool, PlainValidator(_boolean), _schema(type="boolean")]
 Number: TypeAlias = Annotated[int, PlainValidator(_number), _schema(type="integer", minimum=0)]
@@ -225,13 +239,13 @@ Duration: TypeAlias = Annotated[
     float,
     PlainValidator(_quantity(units.duration, "5s")),
     PlainSerializer(units.show_duration),
-    _schema(type="string", pattern=_DURATION),
+    _schema(type="string", pattern=DURATION),
 ]
 Size: TypeAlias = Annotated[
     int,
     PlainValidator(_quantity(units.size, "64MiB")),
     PlainSerializer(units.show_size),
-    _schema(type="string", pattern=_SIZE),
+    _schema(type="string", pattern=SIZE),
 ]
 TopicName: TypeAlias = Annotated[
     str, _checked(_topic), _schema(type="string", pattern=f"^{_TOPIC.pattern}$")
@@ -253,7 +267,7 @@ Servers: TypeAlias = Annotated[
                 {
                     "type": "array",
                     "minItems": 1,
-                    "items": {"type": "string", "pattern": ":[0-9]+$"},
+                    "items": {"type": "string", "pattern": _SERVER},
                 },
             ]
         }
@@ -263,7 +277,5 @@ History: TypeAlias = Annotated[
     Literal["none", "all"] | float,
     PlainValidator(_history),
     PlainSerializer(lambda value: value if isinstance(value, str) else units.show_duration(value)),
-    WithJsonSchema(
-        {"anyOf": [{"enum": ["none", "all"]}, {"type": "string", "pattern": _DURATION}]}
-    ),
+    WithJsonSchema({"anyOf": [{"enum": ["none", "all"]}, {"type": "string", "pattern": DURATION}]}),
 ]

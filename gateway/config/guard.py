@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PlainValidator, TypeAdapter
+from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
 
 from .fields import Duration, SecretText, Text, Url, url, within
 from .section import Problem, Section, refused
@@ -57,10 +57,12 @@ def _of_text(value: str) -> list[object]:
         read = None
     keys = read.get("keys") if isinstance(read, dict) else None
     if not isinstance(keys, list):
-        raise refused(
-            f"{shown(value)} is no JWKS; use a URL, a list of keys or ${{file:jwks.json}}"
-        )
+        raise refused(f"{shown(value)} is no JWKS; use a URL or ${{file:jwks.json}}")
     return keys
+
+
+def _written(keys: tuple[Jwk, ...] | str) -> object:
+    return keys if isinstance(keys, str) else [key.model_dump() for key in keys]
 
 
 _LIST = TypeAdapter(tuple[Jwk, ...])
@@ -73,6 +75,7 @@ class Jwt(Section):
     keys: Annotated[
         tuple[Jwk, ...] | str,
         PlainValidator(_keys, json_schema_input_type=tuple[Jwk, ...] | str),
+        PlainSerializer(_written, return_type=Any),
     ] = Field(description="Keys, or the URL of a JWKS. For access control.")
     roles: Text = Field(
         default="scope", description="The claim with the roles. For `guarded` of routes."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
@@ -27,6 +27,10 @@ from ruamel.yaml.reader import ReaderError
 
 DEEPEST = 32  # levels; a valid file has 8
 LONGEST = 1024 * 1024  # characters
+
+
+# ruamel.yaml lets a few of Python's slip, such as OverflowError for "\UFFFFFFFF".
+_SLIPS = (YAMLError, ValueError, ArithmeticError, LookupError, AttributeError, TypeError)
 
 
 class Mark(NamedTuple):
@@ -89,7 +93,6 @@ def compose(text: str) -> Node:
         AttributeError,
         TypeError,
     ) as error:
-        # ruamel.yaml lets a few slip, such as OverflowError for "\UFFFFFFFF".
         raise Malformed(composer.last, f"no valid YAML from here on ({error}); check it") from None
 
 
@@ -117,7 +120,7 @@ class _Composer:
         self.last = _mark(event)
         return event
 
-    def node(self, event: Event, depth: int) -> Node:
+    def node(self, event: Any, depth: int) -> Node:
         mark = _mark(event)
         if depth > DEEPEST:
             raise Malformed(mark, f"nested deeper than {DEEPEST} levels; check the brackets")
@@ -182,6 +185,8 @@ def _syntax(error: MarkedYAMLError, text: str) -> Malformed:
         return Malformed(at, "what opens here is never closed; add the closing quote or bracket")
     if "mapping values are not allowed" in what:
         return Malformed(mark, "a ':' is not allowed here; check indentation, or quote the text")
+    if "${" in line:
+        return Malformed(mark, "a '{' is not allowed here; in [..] and {..} put ${..} in quotes")
     return Malformed(mark, f"no valid YAML: {what}; check indentation and quotes")
 
 

@@ -57,7 +57,8 @@ def _located(document: Document, detail: ErrorDetails, root: type[BaseModel]) ->
         what = f"unknown key '{way[-1]}'{inside}; {nearest(str(way[-1]), _keys(root, way[:-1]))}"
         return _mark(document, way, key=True), what
     if kind == REFUSED:
-        name = dotted(way[:-1] if context.get("key") and way in document.marks else way)
+        about_key = context.get("key") and not context.get("whole")
+        name = dotted(way[:-1] if about_key else way)
         message = f"{name}: {context['message']}" if name else str(context["message"])
         return _mark(document, way, key=bool(context.get("key"))), message
     value = _at(document.values, way)
@@ -66,7 +67,7 @@ def _located(document: Document, detail: ErrorDetails, root: type[BaseModel]) ->
 
 def _wrong(kind: str, detail: ErrorDetails, value: object) -> str:
     """What pydantic itself refused, in the words of the file."""
-    given = "nothing" if value is None else shown(value) if not _nested(value) else _nested(value)
+    given = "nothing" if value is None else _nested(value) or shown(value)
     if kind == "literal_error":
         words = re.findall(r"'([^']*)'", str(detail.get("ctx", {}).get("expected", "")))
         hint = nearest(str(value), words) if isinstance(value, str) else f"use {' or '.join(words)}"
@@ -75,8 +76,6 @@ def _wrong(kind: str, detail: ErrorDetails, value: object) -> str:
         return f"expects options, not {given}; write `key: value` below it"
     if kind in ("tuple_type", "list_type"):
         return f"expects a list, not {given}; write - before each item, or [..]"
-    if kind == "too_short":
-        return "is empty; list at least one"
     return f"{_message(detail)}; check it"
 
 
@@ -85,7 +84,7 @@ def _message(detail: ErrorDetails) -> str:
 
 
 def _nested(value: object) -> str:
-    return {dict: "options", list: "a list"}.get(type(value), "")
+    return "options" if isinstance(value, dict) else "a list" if isinstance(value, list) else ""
 
 
 def _mark(document: Document, way: Way, *, key: bool = False) -> Mark:
@@ -99,6 +98,8 @@ def _mark(document: Document, way: Way, *, key: bool = False) -> Mark:
 
 def _at(values: Any, way: Way) -> Any:
     for step in way:
+        if isinstance(values, str):
+            return None  # what was in a `${file:...}` has no place in this file
         try:
             values = values[step]
         except (KeyError, IndexError, TypeError):

@@ -114,9 +114,16 @@ class With(Section):
 
 
 class Route(Section):
-    when: tuple[When, ...] = Field(description="Any of these paths. For clients.", min_length=1)
+    when: tuple[When, ...] = Field(
+        description="Any of these paths. For clients.", json_schema_extra={"minItems": 1}
+    )
     guarded: dict[Text, tuple[Text, ...]] = Field(
         default={},
         description="Guards and the roles they must grant, all of them. For access control.",
     )
     with_: With = Field(alias="with", description="What is streamed. For clients.")
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if raw.get("when") in ([], ()):
+            yield Problem(("when",), "is empty; list at least one path")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from .fields import DURATION, SIZE
 from .settings import Settings
+from .units import show_duration, show_size
 
 _SUBSTITUTION = {"type": "string", "pattern": r"\$\{(env\.|file:)"}
+
+
+_WRITTEN: dict[str, Callable[[Any], str]] = {DURATION: show_duration, SIZE: show_size}
 
 
 def schema() -> dict[str, Any]:
@@ -14,6 +20,7 @@ def schema() -> dict[str, Any]:
     made = Settings.model_json_schema(by_alias=True, mode="validation")
     for section in (made, *made.get("$defs", {}).values()):
         for name, option in section.get("properties", {}).items():
+            option.pop("title", None)
             section["properties"][name] = _substitutable(option)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
 
@@ -22,8 +29,12 @@ def _substitutable(option: dict[str, Any]) -> dict[str, Any]:
     """An option that also takes a substitution; what describes it stays outside."""
     if option.get("type") in ("array", "object") or "$ref" in option:
         return option
-    about = {key: option[key] for key in ("description", "default", "title") if key in option}
+    about: dict[str, Any] = {
+        key: option[key] for key in ("description", "default") if key in option
+    }
     rest = {key: value for key, value in option.items() if key not in about}
+    if isinstance(about.get("default"), (int, float)) and rest.get("pattern") in _WRITTEN:
+        about["default"] = _WRITTEN[rest["pattern"]](about["default"])
     if rest.get("type") == "string" and not rest.keys() & {"pattern", "enum", "const"}:
         return option
     return {**about, "anyOf": [*rest.get("anyOf", [rest]), _SUBSTITUTION]}

@@ -71,7 +71,7 @@ def refusal(*problems: Problem) -> ValidationError:
 
 
 def _detail(problem: Problem) -> InitErrorDetails:
-    context = {"message": problem.message, "key": problem.key}
+    context = {"message": problem.message, "key": problem.key, "whole": not problem.way}
     kind = PydanticCustomError(REFUSED, "{message}", context)
     return InitErrorDetails(type=kind, loc=problem.way, input=None)
 
@@ -80,5 +80,5 @@ def _again(error: ValidationError) -> Iterable[InitErrorDetails]:
     """Errors of pydantic in a form that can be raised together with ours."""
     for found in error.errors(include_url=False):
         context = {**found.get("ctx", {}), "message": found["msg"]}
-        kind = PydanticCustomError(found["type"], "{message}", context)  # type: ignore[arg-type]
+        kind = PydanticCustomError(found["type"], "{message}", context)
         yield InitErrorDetails(type=kind, loc=found["loc"], input=None)

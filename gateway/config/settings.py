@@ -25,7 +25,7 @@ def _metrics_path(path: str) -> str:
     except ValueError as error:
         raise refused(str(error)) from None
     if pattern.params or pattern.rest or path == "/":
-        raise refused(f"path {path!r} must be one fixed path, such as /metrics")
+        raise refused(f"path {path!r} is no fixed path; write such as /metrics")
     if path in RESERVED:
         raise refused(f"path {path!r} is the gateway's own; use another, such as /metrics")
     return path

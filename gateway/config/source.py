@@ -83,7 +83,8 @@ class _Values:
     base: Path
 
     def of(self, node: Node, path: Place, key: Mark | None = None) -> Any:
-        self.document.marks[path] = Marks(key or node.mark, node.mark)
+        nothing = isinstance(node, Scalar) and node.plain and not node.text
+        self.document.marks[path] = Marks(key or node.mark, key if key and nothing else node.mark)
         self.document.count += 1
         if self.document.count > MOST:
             raise Malformed(node.mark, f"more than {MOST} values, aliases expanded; use fewer")

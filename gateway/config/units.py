@@ -31,7 +31,7 @@ SIZES: Mapping[str, Decimal] = {
 LONGEST = 10_000 * 86_400  # seconds: about 27 years
 LARGEST = 1024**5  # bytes: 1 PiB
 
-_QUANTITY = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,15})?)(\s*)([^\s0-9.]*)")
+_QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,15})?)(\s*)([^\s0-9.]*)")
 _WORDS: Mapping[str, str] = {
     "sec": "s", "secs": "s", "second": "s", "seconds": "s",
     "min": "m", "mins": "m", "minute": "m", "minutes": "m",

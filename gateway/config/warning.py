@@ -20,7 +20,7 @@ def warnings(settings: Settings) -> Iterator[str]:
     caches = sum(topic.cache.bytes for topic in kafka.topics)
     if caches > settings.memory:
         bound, want = show_size(settings.memory), show_size(caches)
-        yield f"memory: {bound} is less than all caches, {want}; raise it or lower kafka.topics[].cache"
+        yield f"memory: {bound} is less than all caches, {want}; raise it or lower them"
     tls, sasl = kafka.security.tls, kafka.security.sasl
     if tls and not tls.verify:
         yield "kafka.security.tls.verify: anyone may pose as the broker; use it for tests only"

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.config import Settings, dump, loads
+from gateway.errors import ConfigError
+
+VISIBLE = st.characters(exclude_categories=("Cc", "Cs"))
+TEXT = st.text(VISIBLE, min_size=1, max_size=12).filter(lambda text: text.strip())
+TRICKY = st.sampled_from(
+    ["null", "no", "1", "1e3", "~", "<<", "- a", "a: b", "#", "'", '"', "\\", "${env.X}", "${$}",
+     "${params.a}", "$", " a ", "é", "a\u2028b", "\U0001f600", "\ufeff", "%", "@", "true", "0x1f"]
+)  # fmt: skip
+WORDS = TEXT | TRICKY
+TOPICS = st.lists(st.from_regex(r"[a-z0-9_-]{1,8}", fullmatch=True), min_size=1, unique=True)
+DURATION = st.integers(100_000, 60_000_000).map(lambda micros: f"{micros / 1000:.3f}ms")
+SIZE = st.integers(1, 2**40).map(lambda count: f"{count}B")
+MODEL = st.fixed_dictionaries({}, optional={"model": st.sampled_from(["json", "string", "int"])})
+TEMPLATE = st.lists(
+    TEXT.map(lambda text: text.replace("$", "${$}")) | st.just("${params.p}"), min_size=1
+).map("".join)
+
+
+def optional(**options: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional=options)
+
+
+@st.composite
+def configurations(draw: st.DrawFn) -> dict[str, Any]:
+    """Settings in the YAML's words, whatever is allowed together."""
+    names = draw(TOPICS)
+    topic = optional(
+        defaultOffset=st.sampled_from(["live", "historical"]),
+        partitionReadyTimeout=DURATION,
+        offsetOutOfRange=st.sampled_from(["earliest", "latest", "fail"]),
+        reconnect=st.just({}) | st.just({"initial": "1ms", "max": "10s"}),
+        cache=optional(bytes=SIZE, age=DURATION),
+        key=MODEL,
+        value=MODEL,
+        transforms=st.lists(st.fixed_dictionaries({"extract-headers": st.dictionaries(
+            WORDS, st.just("${message.value.a}"), min_size=1)})),
+    )  # fmt: skip
+    filters = st.lists(
+        st.fixed_dictionaries(
+            {"key": TEMPLATE},
+            optional={
+                "headers": st.dictionaries(WORDS, TEMPLATE),
+                "value": st.dictionaries(TEXT.map(lambda t: "/" + t.replace("~", "~0")), TEMPLATE),
+            },
+        ),
+        max_size=2,
+    )
+    options = optional(
+        filters=filters,
+        format=st.sampled_from(["value", "envelope", "cloudevents"]),
+        heartbeat=DURATION,
+        history=st.sampled_from(["none", "all"]) | DURATION,
+        maxLifetime=st.just("1h"),
+    )
+    route = st.builds(
+        lambda number, source, more: {
+            "when": [{"path": f"/r{number}/{{p}}"}],
+            "guarded": {"jwt0": ["a b"]},
+            "with": {**source, **more},
+        },
+        st.integers(0, 10**6),
+        st.sampled_from([{"topic": names[0]}, {"topics": names}]),
+        options,
+    )
+    return {
+        "name": draw(WORDS),
+        "kafka": {
+            "servers": draw(st.just("embedded") | st.just(["a:1", "[::1]:9092"])),
+            "topics": [{"name": name, **draw(topic)} for name in names],
+            "bootstrap": draw(st.just([]) | st.just(names)),
+            **draw(optional(
+                rack=WORDS,
+                requestTimeout=DURATION,
+                reconnect=st.just({"initial": "10ms", "max": "2s"}),
+                security=st.just({"tls": {}, "sasl": {
+                    "mechanism": "plain", "username": "u", "password": "hunter2"}}),
+            )),
+        },
+        "routes": draw(st.lists(route, max_size=3, unique_by=lambda r: r["when"][0]["path"])),
+        "guards": {"jwt0": {"type": "jwt", "keys": "http://k", "attributes": draw(
+            st.dictionaries(WORDS, WORDS, max_size=2))}},
+        **draw(optional(
+            memory=st.just("2GiB"),
+            telemetry=st.just({"metrics": {"prometheus": None}}),
+            listen=optional(port=st.integers(0, 65535)),
+        )),
+    }  # fmt: skip
+
+
+@given(configurations())
+def test_dumped_settings_load_as_equal_ones_and_hold_no_secret(raw: dict[str, Any]):
+    settings = Settings.model_validate(raw)
+    text = dump(settings)
+    assert "hunter2" not in text
+    assert loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"}) == settings
+    assert dump(loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"})) == text
+
+
+def secured(password: str) -> str:
+    return (
+        "kafka: {servers: embedded, security: {sasl: {mechanism: plain, username: u,"
+        f" password: '{password}'}}}}}}\n"
+    )
+
+
+def test_a_secret_is_dumped_as_the_file_refers_to_it():
+    text = dump(loads(secured("${env.PW}"), environ={"PW": "hunter2"}))
+    assert 'password: "${env.PW}"' in text
+
+
+@pytest.mark.parametrize("written", ["hunter2", "${env.NONE:hunter2}", "hunter${env.TWO}"])
+def test_a_secret_in_the_file_is_dumped_as_a_variable_to_set(written: str):
+    settings = loads(secured(written), environ={"TWO": "2"})
+    text = dump(settings)
+    assert "hunter" not in text
+    with pytest.raises(ConfigError, match="'KAFKA_SECURITY_SASL_PASSWORD' is not set"):
+        loads(text, environ={})
+    assert loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"}) == settings
+
+
+def test_the_effective_configuration_is_dumped():
+    text = dump(loads("kafka: {servers: [a:1], topics: [{name: orders}]}\n"))
+    for line in ("      partitionReadyTimeout: 5s", "        bytes: 64MiB", "memory: 1GiB"):
+        assert line in text.splitlines()
