@@ -20,7 +20,8 @@ from support.needs import absent
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.local import FAST_RETENTION, LocalKafka
+from gateway.kafka.local import LocalKafka
+from gateway.kafka.local.properties import FAST_RETENTION, SINGLE
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
 PROPERTIES = {"auto.create.topics.enable": "false"}
@@ -139,7 +140,7 @@ def _container() -> Iterator[Broker]:
     from testcontainers.community.kafka import KafkaContainer
 
     container = KafkaContainer().with_kraft()
-    for name, value in (PROPERTIES | FAST_RETENTION).items():
+    for name, value in (SINGLE | PROPERTIES | FAST_RETENTION).items():
         container.with_env("KAFKA_" + name.upper().replace(".", "_"), value)
     with container:
         yield Broker([container.get_bootstrap_server()], fast_retention=True)

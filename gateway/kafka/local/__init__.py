@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from .cluster import LocalKafka
 from .node import Node
-from .properties import FAST_FAILOVER, FAST_RETENTION, Security
+from .properties import Security
 from .serve import prefetch, run_broker
 
 __all__ = [
-    "FAST_FAILOVER",
-    "FAST_RETENTION",
     "LocalKafka",
     "Node",
     "Security",

@@ -1,4 +1,9 @@
-"""A Kafka cluster on this machine, of one or three nodes."""
+"""A Kafka cluster on this machine, of one or three nodes.
+
+Measured on 2 idle cores, Java 17, with the class archive: one node is up in 0.8 to 1.0 s with
+157 MB and 1.0 s of CPU, three in 2.4 to 3.0 s with 3 x 148 MB, one with SCRAM users in 2.5 s (the
+storage tool writes them). They end within 0.05 s; in order, when data is kept, in 1 s and 5.5 s.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +63,8 @@ class LocalKafka:
         self._port = port
         self._security = security or Security()
         self._advertised = advertised
-        self._data = data
-        self._directory = data or Path()
+        self._kept = data is not None
+        self._directory = data.resolve() if data else None
         self._class_list: Path | None = None
         self._properties = LEAN | (SINGLE if nodes == 1 else {})
         self._properties |= FAST_FAILOVER if fast_failover else {}
@@ -112,17 +117,18 @@ class LocalKafka:
         """End every node: in order when its data is kept, at once when not."""
         atexit.unregister(self.close)
         for node in self.nodes:
-            if self._data is None:
-                node.kill()
-            else:
+            if self._kept:
                 node.terminate()
+            else:
+                node.kill()
         deadline = time.monotonic() + 15  # the last of three has no quorum to say goodbye to
         for node in self.nodes:
             node.wait(max(0.1, deadline - time.monotonic()))
             node.release()
-        if self._data is None and self.nodes:
-            shutil.rmtree(self._directory, ignore_errors=True)
         self.nodes = []
+        if self._directory is not None and not self._kept:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
 
     def _ready(self) -> bool:
         every = {node.id for node in self.nodes}
@@ -132,11 +138,11 @@ class LocalKafka:
         if self.nodes:
             raise LocalBrokerError("this cluster is running already")
         command, start = self._prepared()
-        if self._data is None:
+        if self._directory is None:
             self._directory = Path(tempfile.mkdtemp(prefix="gateway-kafka-"))
         atexit.register(self.close)
         try:
-            self._reserve()
+            self._reserve(self._directory)
             cluster = cluster_id(self._directory)
             for node in self.nodes:
                 format_directory(node.directory, node.id, cluster, start)
@@ -164,14 +170,14 @@ class LocalKafka:
             return ["-Xshare:off", f"-XX:DumpLoadedClassList={self._class_list}"]
         return [f"-XX:SharedArchiveFile={archive(cache)}"]
 
-    def _reserve(self) -> None:
+    def _reserve(self, directory: Path) -> None:
         names = ["PLAINTEXT", "CONTROLLER", *self._security.listeners]
         if self._advertised:
             names.append("VIA")
         for id in range(1, self._count + 1):
             fixed = {"PLAINTEXT": self._port + id - 1} if self._port else {}
             ports = {name: Port(fixed.get(name, 0)) for name in names}
-            self.nodes.append(Node(id, self._directory / f"node-{id}", ports))
+            self.nodes.append(Node(id, directory / f"node-{id}", ports))
 
     def _properties_of(self, node: Node) -> dict[str, str]:
         voters = (f"{each.id}@127.0.0.1:{each.ports['CONTROLLER']}" for each in self.nodes)

@@ -125,7 +125,10 @@ class Node:
         self.wait(timeout)
 
     def kill(self) -> None:
-        """SIGKILL: gone at once, nothing handed over."""
+        """SIGKILL: gone at once, nothing handed over.
+
+        Started again, it is let in when its session has expired: 9 s, 2 s with fast failover.
+        """
         self._signal(signal.SIGKILL)
         self.wait()
 

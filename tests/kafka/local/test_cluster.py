@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -19,6 +21,7 @@ from support.records import produce
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.local import LocalKafka, jars, java
+from gateway.kafka.local.node import Port
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +50,12 @@ def test_it_is_gone_when_the_block_raises():
     assert not process.is_running()
 
 
-async def test_kept_data_is_there_at_the_next_start(tmp_path):
-    async with LocalKafka(data=tmp_path) as kafka:
+async def test_kept_data_is_there_at_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    async with LocalKafka(data=Path("kept")) as kafka:
         Admin(kafka.bootstrap).create_topic("orders")
         await produce(kafka.bootstrap, "orders", [b"kept"])
-    async with LocalKafka(data=tmp_path) as kafka:
+    async with LocalKafka(data=tmp_path / "kept") as kafka:
         reader = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
         async with reader, asyncio.timeout(30):
             reader.assign([TopicPartition("orders", 0)])
@@ -81,6 +85,23 @@ def test_a_taken_port_is_told_at_once():
         port = taken.getsockname()[1]
         with pytest.raises(LocalBrokerError, match=f"port {port} .* is taken"):
             LocalKafka(port=port).start()
+
+
+def test_a_port_asked_for_is_the_one_it_has_after_a_restart_too():
+    port = Port()
+    port.release()
+    with LocalKafka(port=port.number, fast_failover=True) as kafka:
+        kafka.nodes[0].kill()
+        kafka.heal()
+        assert kafka.bootstrap == [f"127.0.0.1:{port.number}"]
+        assert kafka.nodes[0].known_brokers() == {1}
+
+
+def test_a_failed_start_leaves_no_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LocalBrokerError):
+        LocalKafka(port=taken.getsockname()[1]).start()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_two_nodes_are_no_cluster():

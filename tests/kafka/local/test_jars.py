@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,3 +86,36 @@ def test_the_cache_is_outside_the_clone_and_follows_xdg(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert jars.cache_directory().is_relative_to(tmp_path / ".cache")
+
+
+@pytest.fixture
+def jgo(monkeypatch, tmp_path):
+    """jgo, with a local repository of the jar `one` only."""
+    jar = tmp_path / "repository.jar"
+    jar.write_bytes(b"one")
+
+    class MavenContext:
+        def __init__(self, timeout):
+            assert timeout > 0
+
+        def create_dependency(self, coordinate):
+            if coordinate != "org.example:one:1.0":
+                raise RuntimeError("not found in remote repositories")
+            return SimpleNamespace(artifact=SimpleNamespace(resolve=lambda: jar))
+
+    monkeypatch.setitem(sys.modules, "jgo", SimpleNamespace(__spec__=None))
+    monkeypatch.setitem(sys.modules, "jgo.maven", SimpleNamespace(MavenContext=MavenContext))
+    monkeypatch.setattr(jars.importlib.util, "find_spec", lambda name: name)
+
+
+def test_jgo_brings_each_jar_by_its_pinned_name(jgo, tmp_path, monkeypatch, capsys):
+    only = {name: digest for name, digest in JARS.items() if name.artifact == "one"}
+    monkeypatch.setattr(jars, "pinned", lambda: only)
+    assert (jars.fetched(tmp_path) / "one-1.0.jar").read_bytes() == b"one"
+    assert "1 of 1 jars" in capsys.readouterr().err
+
+
+def test_what_jgo_cannot_bring_is_named(jgo, tmp_path, monkeypatch):
+    monkeypatch.setattr(jars, "pinned", lambda: JARS)
+    with pytest.raises(LocalBrokerError, match=r"org.example:two:2.0 could not be fetched"):
+        jars.fetched(tmp_path)
