@@ -1,0 +1,258 @@
+"""The real gateway as a process, to be watched, killed and started again on its port.
+
+config = config_for(kafka.servers, ["orders"])
+async with running_gateway(config) as gateway:
+    async with RawClient(f"{gateway.base_url}/records/orders") as client:
+        ...
+        await gateway.kill()
+        await gateway.restart()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+import psutil
+from ruamel.yaml import YAML
+from support.until import until
+
+COMMAND = (sys.executable, "-m", "gateway", "run", "-c")
+STARTS_WITHIN = 30.0  # s
+STOPS_WITHIN = 30.0  # s; longer than any drain a test configures
+
+_LISTENING = re.compile(r"listening on (http://\S+?):(\d+)")
+
+Config = Mapping[str, Any]
+
+
+def config_for(
+    bootstrap: str | Iterable[str],
+    topics: Iterable[str | Mapping[str, Any]] = (),
+    routes: Iterable[Mapping[str, Any]] | None = None,
+    **sections: Any,
+) -> dict[str, Any]:
+    """A configuration on a port of the OS.
+
+    topics:   names, or settings of kafka.topics with a name.
+    routes:   as in the file; by default /events/TOPIC (format value) and /records/TOPIC
+              (envelope) for each topic.
+    sections: further sections of the file (guards, catalogs, ...), merged into those made here:
+              kafka={"bootstrap": ["orders"]}.
+    """
+    servers = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    settings = [{"name": each} if isinstance(each, str) else dict(each) for each in topics]
+    kafka: dict[str, Any] = {"servers": servers, "topics": settings}
+    if routes is None:
+        names = [each["name"] for each in settings]
+        routes = [route(name, form) for name in names for form in ("value", "envelope")]
+    made: dict[str, Any] = {
+        "name": "test",
+        "listen": {"host": "127.0.0.1", "port": 0},
+        "kafka": kafka,
+        "routes": [dict(each) for each in routes],
+    }
+    for name, section in sections.items():
+        old = made.get(name)
+        made[name] = {**old, **section} if isinstance(old, dict) else section
+    return made
+
+
+def route(topic: str, format: str, **options: Any) -> dict[str, Any]:
+    """The route /events/TOPIC (value), /records/TOPIC (envelope); options: of its `with`."""
+    prefix = "records" if format == "envelope" else "events"
+    target = {"topic": topic, "format": format, **options}
+    return {"when": [{"path": f"/{prefix}/{topic}"}], "with": target}
+
+
+@asynccontextmanager
+async def running_gateway(
+    config: Config | str,
+    *,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    command: Sequence[str] = COMMAND,
+    ready: bool = True,
+) -> AsyncIterator[Gateway]:
+    """A gateway with this configuration (a mapping, or YAML), ended with the block.
+
+    ready: wait for /health/ready; else only until it listens.
+    arguments: after `run -c FILE`. environment: over the test's own.
+    """
+    parsed = YAML(typ="safe").load(config) if isinstance(config, str) else config
+    with tempfile.TemporaryDirectory(prefix="gateway-") as directory:
+        gateway = Gateway(parsed, Path(directory), command, arguments, environment or {})
+        try:
+            await gateway.start(ready=ready)
+            yield gateway
+        finally:
+            await gateway.kill()
+
+
+class Gateway:
+    """One process at a time, always on the port that the first one got."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: Path,
+        command: Sequence[str],
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.host = ""
+        self.port = 0
+        self.file = directory / "gateway.yaml"
+        self.log_file = directory / "gateway.log"
+        self._command = [*command, str(self.file), *arguments]
+        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self.write(config)
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def memory(self) -> int:
+        """Resident set size, in bytes."""
+        return int(psutil.Process(self.pid).memory_info().rss)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """User and system time used so far by this process."""
+        times = psutil.Process(self.pid).cpu_times()
+        return float(times.user + times.system)
+
+    @property
+    def open_files(self) -> int:
+        """File descriptors, sockets included."""
+        return int(psutil.Process(self.pid).num_fds())
+
+    @property
+    def log(self) -> str:
+        """All that it wrote, over all starts."""
+        return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
+
+    def tail(self, lines: int = 40) -> str:
+        return "\n".join(self.log.splitlines()[-lines:])
+
+    def write(self, config: Config) -> None:
+        """The configuration of the next start or reload; the port stays."""
+        listen = {"host": "127.0.0.1", **config.get("listen", {})}
+        if self.port:
+            listen["port"] = self.port
+        with self.file.open("w") as file:
+            YAML().dump({**config, "listen": listen}, file)
+        self._config = config
+
+    async def start(self, *, ready: bool = True) -> None:
+        """AssertionError with the end of the log if it ends or is too late."""
+        assert not self.alive, "this gateway is running already"
+        before = len(self.log)
+        with self.log_file.open("ab") as log:
+            self._process = self._spawn(log)
+        await self._until(lambda: _LISTENING.search(self.log, before), "listening")
+        said = _LISTENING.search(self.log, before)
+        assert said is not None
+        self.host, self.port = said[1], int(said[2])
+        self.write(self._config)
+        if ready:
+            await self.ready()
+
+    async def ready(self, within: float = STARTS_WITHIN) -> None:
+        """Until /health/ready says 200; its reason stands in the error if it does not."""
+        async with httpx.AsyncClient(base_url=self.base_url, trust_env=False) as http:
+            last = "nothing"
+            deadline = asyncio.get_running_loop().time() + within
+            while True:
+                self._must_live()
+                try:
+                    answer = await http.get("/health/ready", timeout=5)
+                    if answer.status_code == 200:
+                        return
+                    last = f"{answer.status_code} {answer.text}"
+                except httpx.HTTPError as error:
+                    last = repr(error)
+                if asyncio.get_running_loop().time() > deadline:
+                    raise AssertionError(f"not ready: /health/ready says {last}\n{self.tail()}")
+                await asyncio.sleep(0.02)
+
+    async def kill(self) -> None:
+        """SIGKILL, as the kernel does to one out of memory."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self, within: float = STOPS_WITHIN) -> int:
+        """SIGTERM: drains. Its exit status; killed and an AssertionError if it takes longer."""
+        return await self._end(signal.SIGTERM, within)
+
+    async def restart(self, *, ready: bool = True) -> None:
+        """Start again on the same port; killed first if it still runs."""
+        await self.kill()
+        await self.start(ready=ready)
+
+    def signal(self, number: int) -> None:
+        """SIGHUP to reload, SIGSTOP and SIGCONT to freeze."""
+        self._running().send_signal(number)
+
+    def _spawn(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            self._command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=self._environment,
+        )
+
+    async def _end(self, number: int, within: float = STOPS_WITHIN) -> int:
+        if self._process is None:
+            return 0
+        process = self._process
+        if self.alive:
+            process.send_signal(number)
+        try:
+            await until(lambda: process.poll() is not None, f"the end of {process.pid}", within)
+        except TimeoutError as late:
+            process.kill()
+            process.wait()
+            raise AssertionError(f"{late}\n{self.tail()}") from None
+        return process.returncode
+
+    async def _until(self, condition: Any, what: str) -> None:
+        def met() -> object:
+            found = condition()
+            if not found:
+                self._must_live()
+            return found
+
+        try:
+            await until(met, what, STARTS_WITHIN)
+        except TimeoutError as late:
+            raise AssertionError(f"the gateway: {late}\n{self.tail()}") from None
+
+    def _must_live(self) -> None:
+        if not self.alive:
+            status = self._process and self._process.returncode
+            raise AssertionError(f"the gateway ended with status {status}:\n{self.tail()}")
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None and self.alive, f"no gateway runs:\n{self.tail()}"
+        return self._process
