@@ -111,7 +111,8 @@ def test_two_nodes_are_no_cluster():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children")
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
-def test_no_broker_outlives_the_process_that_started_it(end):
+def test_no_broker_outlives_the_process_that_started_it(end, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # its directory does outlive it
     code = (
         "import time; from gateway.kafka.local import LocalKafka\n"
         "kafka = LocalKafka(); kafka.start(); print(kafka.nodes[0].pid, flush=True)\n"
