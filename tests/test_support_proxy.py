@@ -7,11 +7,12 @@ import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import confluent_kafka
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.structs import TopicPartition as KafkaPartition
 from support import kafka_wire
 from support.brokers import Broker
 from support.proxy import Api, KafkaProxy, Request, TcpProxy
@@ -130,6 +131,18 @@ async def test_hidden_leaves_a_new_connection_without_an_answer(proxy: TcpProxy)
     await proxy.unhide()
     reader, writer = await dial(proxy)
     writer.write(b"a")
+    assert await read(reader, 1) == b"a"
+    writer.close()
+
+
+async def test_unhiding_leaves_other_faults_be_and_restoring_does_not(proxy: TcpProxy) -> None:
+    proxy.stall()
+    await proxy.hide()
+    await proxy.unhide()
+    reader, writer = await dial(proxy)
+    writer.write(b"a")
+    assert await silent(reader)
+    await proxy.restore()
     assert await read(reader, 1) == b"a"
     writer.close()
 
@@ -484,6 +497,42 @@ async def test_a_hidden_broker_is_hidden_from_those_behind_the_proxy_alone(
         assert (await asyncio.wait_for(consumer.getone(), PATIENCE)).value == b"meanwhile"
         assert proxy.count(Api.FETCH) > 0
         assert proxy.count(Api.PRODUCE) == 0
+
+
+async def test_a_hidden_leader_holds_up_its_own_partitions_alone(kafka3: Broker) -> None:
+    """One consumer for each partition, behind the proxy: two of three go on."""
+    name = kafka3.topic(assignment=[[1], [2], [3]])
+    async with (
+        KafkaProxy.around(kafka3.servers) as proxy,
+        AIOKafkaProducer(bootstrap_servers=kafka3.servers) as producer,
+        AsyncExitStack() as stack,
+    ):
+        consumers = []
+        for partition in range(3):
+            consumer = AIOKafkaConsumer(
+                bootstrap_servers=proxy.bootstrap,
+                auto_offset_reset="earliest",
+                request_timeout_ms=3000,
+            )
+            consumers.append(await stack.enter_async_context(consumer))
+            consumer.assign([KafkaPartition(name, partition)])
+
+        async def write(value: bytes) -> None:
+            for partition in range(3):
+                await producer.send_and_wait(name, value, partition=partition)
+
+        await write(b"before")
+        for consumer in consumers:
+            assert (await asyncio.wait_for(consumer.getone(), PATIENCE)).value == b"before"
+        await proxy[2].hide()
+        await write(b"meanwhile")
+        for consumer in (consumers[0], consumers[2]):
+            assert (await asyncio.wait_for(consumer.getone(), PATIENCE)).value == b"meanwhile"
+        hidden = asyncio.create_task(consumers[1].getone())
+        await asyncio.sleep(0.5)
+        assert not hidden.done()
+        await proxy[2].unhide()
+        assert (await asyncio.wait_for(hidden, PATIENCE)).value == b"meanwhile"
 
 
 async def test_real_answers_survive_being_taken_apart(

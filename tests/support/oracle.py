@@ -312,7 +312,7 @@ class OpenTransaction:
     ) -> list[Acked]:
         """As `Oracle.produce`; an error here is raised."""
         records = self._oracle.make(count, key, partition, fields, timestamp)
-        self._oracle.forbid(record.value for record in records)
+        self._oracle.forbid(record.value or b"" for record in records)
         placed = await self._kafka.write(topic, records)
         sent = [
             Acked(TopicPartition(topic, to), offset, record.key, record.value)

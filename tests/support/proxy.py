@@ -286,7 +286,7 @@ def _brokers(servers: str) -> dict[int, tuple[str, int]]:
     """Where the brokers of a cluster say that they are, by node id."""
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     brokers = admin.list_topics(timeout=30).brokers.values()
-    return {broker.id: (broker.host, broker.port) for broker in brokers}
+    return {broker.id: (str(broker.host), broker.port) for broker in brokers}
 
 
 async def _frames(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

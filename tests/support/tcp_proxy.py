@@ -117,27 +117,30 @@ class TcpProxy:
     async def refuse(self) -> None:
         """Close all connections; new ones meet a closed port (ECONNREFUSED)."""
         await self._shut_door()
+        self._visible.set()
         self.door = Door.REFUSING
         self.cut()
 
     async def hang_up(self) -> None:
         """Close all connections and every new one at once; `connects` counts the attempts."""
-        await self.restore()
+        await self.unhide()
         self.door = Door.HANGING_UP
         self.cut()
 
-    async def restore(self) -> None:
-        """Lift every fault. What a hidden connection held back is delivered now."""
-        self._latency = 0.0
-        self._budget = None
-        self._reading.set()
+    async def unhide(self) -> None:
+        """Open to all again. What a hidden connection held back is delivered now."""
         self._visible.set()
         if self.door in (Door.HIDDEN, Door.REFUSING):
             await self._shut_door()
             self._open_door()
         self.door = Door.OPEN
 
-    unhide = restore
+    async def restore(self) -> None:
+        """Lift every fault."""
+        self._latency = 0.0
+        self._budget = None
+        self._reading.set()
+        await self.unhide()
 
     def delay(self, seconds: float) -> None:
         """Deliver to clients this much later; throughput stays."""
