@@ -43,7 +43,7 @@ class Event(NamedTuple):
     text: bytes | None
 
 
-CohortKey = tuple[tuple[TopicPartition, object], ...]
+CohortKey = tuple[object, ...]
 
 
 @dataclass(slots=True)
@@ -70,6 +70,9 @@ class Follower(Protocol):
     """A subscription, as far as its channel knows it."""
 
     cursor: int
+
+    def wake(self) -> None:
+        """There is something to take."""
 
     def fall(self, position: Position) -> None:
         """Its chunks are dropped: go on alone from this position."""
@@ -155,11 +158,11 @@ class Channel:
     def token(self, text: bytes) -> bytes:
         return seal(text, self.view)
 
-    def cohort(self, chunk: Chunk, own: Position, key: CohortKey) -> bytes:
+    def cohort(self, chunk: Chunk, own: Position, key: CohortKey, issued: int | None) -> bytes:
         """A chunk without some partitions, for those whose places there are `own`."""
         data = chunk.cohorts.get(key)
         if data is None:
-            data = chunk.cohorts[key] = self._render_without(chunk, own)
+            data = chunk.cohorts[key] = self._render_without(chunk, own, issued)
             self.bytes += len(data)
         return data
 
@@ -199,14 +202,14 @@ class Channel:
             parts.append(self.encoder.end(None if text is None else seal(text, self.view)))
         return b"".join(parts)
 
-    def _render_without(self, chunk: Chunk, own: Position) -> bytes:
+    def _render_without(self, chunk: Chunk, own: Position, issued: int | None) -> bytes:
         kept = [event for event in chunk.events if event.tp not in own]
         if not kept:
             return b""
         if kept[-1].text is None and chunk.events[-1].text is not None:
             kept[-1] = kept[-1]._replace(text=chunk.text)
         return self._render(
-            event if event.text is None else event._replace(text=overlay(event.text, own))
+            event if event.text is None else event._replace(text=overlay(event.text, own, issued))
             for event in kept
         )
 

@@ -128,6 +128,7 @@ class Reading:
     cause: Cause | None = None
     retry_at: float = 0.0
     is_ready: bool = False
+    heard_at: float = 0.0
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start: int = -1
@@ -146,6 +147,11 @@ class Reading:
             self.state = State.STREAMING
         elif isinstance(self.start, Live):
             self.place = Place(None, self.start.epoch)
+
+    @property
+    def unsettled(self) -> bool:
+        """Would a fetch that brings nothing still say something?"""
+        return not self.is_ready or self.cause is not None or self._gap is not None
 
     # what is due
 
@@ -195,8 +201,8 @@ class Reading:
         self.leader, self.leader_epoch = leader, epoch
         if leader is None:
             self.is_ready, self.cause = False, Cause.NO_LEADER
-        elif self.cause in (Cause.NO_LEADER, Cause.NOT_LEADER, Cause.TIMEOUT, Cause.CONNECTION):
-            self.retry_at = now
+        else:
+            self.retry_at = min(self.retry_at, now)
         return []
 
     def on_topic(self, topic_id: str) -> None:
@@ -255,13 +261,15 @@ class Reading:
             self.place = Place(fetched.next, fetched.epoch)
         return out
 
-    def on_error(self, cause: Cause, now: float) -> list[Entry]:
-        """The leader answered with an error, or did not answer."""
+    def on_error(self, cause: Cause, now: float, delay: float | None = None) -> list[Entry]:
+        """The leader answered with an error, or did not answer. `delay` in seconds, where the
+        broker's own backoff has decided; two that add up would come back late."""
         if cause is Cause.OUT_OF_RANGE and self.state is State.STREAMING:
             self.resets += 1
             self.state = State.RESETTING
         self.cause, self.is_ready = cause, self.is_ready and cause is Cause.OUT_OF_RANGE
-        self.retry_at = now + self.backoff.delay(cause)
+        own = self.backoff.delay(cause)
+        self.retry_at = now + (own if delay is None else delay)
         if RULES[cause].action in (Action.TELL, Action.WATCH) and self._told is not cause:
             self._told = cause
             offset = self.place.offset or 0
@@ -329,4 +337,3 @@ class Reading:
         elif reason is Reason.RECREATED:
             self._gap = (self._gap[0], reason)
         self.place = Place(offset, epoch)
-

@@ -13,10 +13,10 @@ named by `lacks` and `unverified`, and handed in by `feed` and `verified`.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 
-from .channel import Channel, CohortKey
+from .channel import Channel, Chunk, CohortKey
 from .log import Log
 from .position import NO_EPOCH, UNVERIFIED, Place, Position
 from .record import Entry, Gap, Reason, Record, TopicPartition
@@ -42,6 +42,8 @@ class Subscription:
     until:  offsets at which partitions end; the subscription ends when all have. Such a
             one reads alone throughout.
     count:  records after which it ends, likewise.
+    since:  time in seconds of the epoch as of which pending places of its own are to be
+            resolved; goes into its ids while there are any.
     """
 
     def __init__(
@@ -52,11 +54,15 @@ class Subscription:
         slow: SlowClient = SlowClient.CATCH_UP,
         until: Mapping[TopicPartition, int] | None = None,
         count: int | None = None,
+        since: int | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.channel = channel
         self.slow = slow
         self.until = until
         self.count = count
+        self.since = since
+        self.wake = wake
         self.own: Position = dict(own or {})
         self.cursor = channel.head
         self.ended: str | None = None
@@ -87,7 +93,7 @@ class Subscription:
         position = dict(tail.position)
         if self.cursor < channel.head:
             position = tail.position_before(channel.chunk(self.cursor).turn)
-        writer = tail.writer({**position, **self.own})
+        writer = self._own_writer({**position, **self.own})
         return list(tail.readiness.pending()), channel.token(writer.text())
 
     def take(self, budget: int) -> bytes:
@@ -160,7 +166,7 @@ class Subscription:
         while self.cursor < channel.head and self._left > 0 and not self.ended:
             chunk = channel.chunk(self.cursor)
             self.cursor += 1
-            data = channel.cohort(chunk, self.own, self._cohort()) if self.own else chunk.data
+            data = self._without_own(chunk) if self.own else chunk.data
             if data:
                 self._out.append(data)
                 self._left -= len(data)
@@ -173,10 +179,17 @@ class Subscription:
             if tp not in self.own and self.until is None:
                 self._put(tp, Place(0, NO_EPOCH, place.lineage))
 
-    def _cohort(self) -> CohortKey:
+    def _without_own(self, chunk: Chunk) -> bytes:
+        issued = self.since if any(place.pending for place in self.own.values()) else None
         if self._key is None:
-            self._key = tuple(sorted(self.own.items(), key=lambda item: item[0]))
-        return self._key
+            self._key = (issued, *sorted(self.own.items(), key=lambda item: item[0]))
+        return self.channel.cohort(chunk, self.own, self._key, issued)
+
+    def _own_writer(self, overlay: Mapping[TopicPartition, Place]) -> TokenWriter:
+        writer = self.channel.tail.writer(overlay)
+        if self.since is not None and any(place.pending for place in self.own.values()):
+            writer.issue(self.since)
+        return writer
 
     # reading alone
 
@@ -260,7 +273,7 @@ class Subscription:
         channel = self.channel
         head = channel.event_head(entry)
         if self._writer is None and head is not None:
-            self._writer = channel.tail.writer(self.own)
+            self._writer = self._own_writer(self.own)
         elif self._writer is not None:
             self._writer.move(entry.tp, place.offset, place.epoch)
         if head is None or self._writer is None:

@@ -297,10 +297,15 @@ def _topic(reader: _Reader) -> TokenTopic:
     return topic
 
 
-def overlay(text: bytes, places: Mapping[TopicPartition, Place]) -> bytes:
-    """A shared text with some partitions elsewhere: the ids of a cohort."""
+def overlay(
+    text: bytes, places: Mapping[TopicPartition, Place], issued: int | None = None
+) -> bytes:
+    """A shared text with some partitions elsewhere, and perhaps another time of issue: the
+    ids of a cohort."""
     reader = _Reader(text)
-    head = reader.take(_ISSUED + _DIGEST)
+    head = reader.take(_ISSUED) if issued is None else digits(issued, _ISSUED)
+    reader = _Reader(text[_ISSUED:])
+    head += reader.take(_DIGEST)
     by_name: dict[bytes, list[tuple[int, Place]]] = {}
     for tp, place in places.items():
         by_name.setdefault(digest(tp.topic), []).append((tp.partition, place))

@@ -1,0 +1,111 @@
+"""Private reads from Kafka: for clients behind what the logs hold, and for starts by time.
+
+One read of a partition at a time, and one fetch of a broker, however many clients wait:
+those who want the same offsets share the answer, and nobody takes the live tail's
+connection. A read that meets an offset out of range recovers as the shared read would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ..config import Topic
+from ..core.position import Place
+from ..core.reading import At, Reading, Start
+from ..core.record import Entry, Fault, Ready, TopicPartition
+from ..kafka.cluster import Cluster
+from ..kafka.connections import Role
+from ..kafka.fetcher import Fetcher
+from .feeds import new_reading
+from .transform import Transformer
+
+MAX_WAIT = 0.1  # seconds; what is asked for is there already
+
+
+class _Wanted(NamedTuple):
+    start: Start
+    answer: asyncio.Future[Sequence[Entry]]
+
+
+class Archive:
+    """topic: the settings of a topic, by name."""
+
+    def __init__(self, cluster: Cluster, topic: Callable[[str], Topic]) -> None:
+        self._topic = topic
+        self._fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
+        self._wanted: dict[TopicPartition, deque[_Wanted]] = {}
+
+    async def close(self) -> None:
+        await self._fetcher.close()
+        for wanted in self._wanted.values():
+            for one in wanted:
+                one.answer.cancel()
+
+    async def read(self, tp: TopicPartition, place: Place) -> Sequence[Entry]:
+        """Some entries from a place on: at least one. Waits as long as Kafka takes."""
+        assert place.offset is not None
+        entries = await self._ask(tp, At(place.offset, place.epoch))
+        transforms = self._topic(tp.topic).transforms
+        return list(map(Transformer(transforms), entries)) if transforms else entries
+
+    async def resolve(self, tp: TopicPartition, start: Start) -> Place:
+        """The offset of a start, as the shared read would find it."""
+        (ready,) = await self._ask(tp, start)
+        return Place(ready.next, ready.epoch)
+
+    async def _ask(self, tp: TopicPartition, start: Start) -> Sequence[Entry]:
+        answer: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
+        queue = self._wanted.setdefault(tp, deque())
+        queue.append(_Wanted(start, answer))
+        if len(queue) == 1:
+            self._next(tp)
+        try:
+            return await answer
+        finally:
+            if not answer.done() or answer.cancelled():
+                self._withdraw(tp, answer)
+
+    def _next(self, tp: TopicPartition) -> None:
+        queue = self._wanted.get(tp)
+        if not queue:
+            self._wanted.pop(tp, None)
+            return
+        topic = self._topic(tp.topic)
+        reading = new_reading(tp, queue[0].start, topic)
+        self._fetcher.add(reading, committed=topic.isolation == "read_committed")
+
+    def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
+        queue = self._wanted.get(reading.tp)
+        if not queue or queue[0].start != reading.start:
+            return
+        asked = queue[0].start
+        found: list[Entry]
+        if isinstance(asked, At):
+            found = [entry for entry in entries if not isinstance(entry, Ready | Fault)]
+        else:
+            found = [entry for entry in entries if isinstance(entry, Ready)]
+        if found:
+            self._answer(reading.tp, asked, found)
+
+    def _answer(self, tp: TopicPartition, asked: Start, found: Sequence[Entry]) -> None:
+        self._fetcher.drop(tp)
+        queue = self._wanted[tp]
+        for wanted in list(queue):
+            if wanted.start == asked:
+                queue.remove(wanted)
+                if not wanted.answer.done():
+                    wanted.answer.set_result(found)
+        self._next(tp)
+
+    def _withdraw(self, tp: TopicPartition, answer: asyncio.Future[Sequence[Entry]]) -> None:
+        queue = self._wanted.get(tp)
+        if not queue:
+            return
+        first = queue[0]
+        self._wanted[tp] = deque(wanted for wanted in queue if wanted.answer is not answer)
+        if first.answer is answer:
+            self._fetcher.drop(tp)
+            self._next(tp)

@@ -1,0 +1,231 @@
+"""One client: the asyncio side of a subscription.
+
+An async iterator of bytes. It sends what there is to take, and sees to what the
+subscription lacks, in the background, partition by partition: a frozen one delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from ..core.position import NO_EPOCH, Place
+from ..core.reading import LATEST, Live
+from ..core.record import Gap, Reason, TopicPartition
+from ..core.subscription import Subscription
+from ..errors import KafkaError
+from ..kafka import offsets
+from ..wire import sse
+from .encoder import control
+from .feeds import SharedTail
+from .resume import named
+
+if TYPE_CHECKING:
+    from .hub import Hub
+
+log = logging.getLogger(__name__)
+
+BUDGET = 64 * 1024  # bytes taken at once
+RETRY = (1.0, 3.0)  # seconds after which EventSource comes back; drawn, so that not all do at once
+VERIFY_AGAIN = 0.25  # seconds
+
+
+class Client:
+    """See the module.
+
+    refused:  the token that could not be used, in words; told as a gap.
+    changed:  the token came from another view of the same topics.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        shared: SharedTail,
+        subscription: Subscription,
+        *,
+        heartbeat: float,
+        deadline: float,
+        lifetime: float | None = None,
+        refused: bool = False,
+        changed: bool = False,
+    ) -> None:
+        self.subscription = subscription
+        self._hub = hub
+        self._shared = shared
+        self._heartbeat = heartbeat
+        self._deadline = deadline
+        self._lifetime = lifetime
+        self._refused = refused
+        self._changed = changed
+        self._woken = asyncio.Event()
+        self._work: dict[TopicPartition, asyncio.Task[None]] = {}
+        subscription.wake = self._woken.set
+
+    async def ready(self) -> None:
+        """Return when BEGIN is due: with the first ready partition, or when time is up."""
+        loop = asyncio.get_running_loop()
+        tail = self._shared.tail
+        self._hub.feeds.refresh_readiness(self._shared)
+        while not tail.readiness.begins(self._deadline, loop.time()):
+            changed = loop.create_future()
+            self._shared.changed.add(changed)
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    await changed
+            except TimeoutError:
+                pass
+            finally:
+                self._shared.changed.discard(changed)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Everything the client is sent, from the first block to `end`."""
+        subscription = self.subscription
+        ends = asyncio.get_running_loop().time() + (self._lifetime or 1e9)
+        try:
+            yield self._begin()
+            while True:
+                self._woken.clear()
+                data = subscription.take(BUDGET)
+                self._see_to_lacks()
+                if data:
+                    yield data
+                elif subscription.ended:
+                    break
+                elif subscription.more:
+                    await asyncio.sleep(0)
+                elif asyncio.get_running_loop().time() >= ends:
+                    subscription.ended = "lifetime"
+                elif not await self._wait(ends):
+                    yield sse.comment()
+            yield self._end(subscription.ended)
+        finally:
+            self.close()
+
+    def end(self, reason: str) -> None:
+        """End the stream with an `end` event."""
+        self.subscription.ended = self.subscription.ended or reason
+        self._woken.set()
+
+    def close(self) -> None:
+        self._hub.leave(self)
+        self.subscription.close()
+        for task in self._work.values():
+            task.cancel()
+
+    async def _wait(self, ends: float) -> bool:
+        """Until there is something to send; False if it is time for a heartbeat."""
+        now = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(min(self._heartbeat, max(0.0, ends - now))):
+                await self._woken.wait()
+        except TimeoutError:
+            return now >= ends
+        return True
+
+    # control events
+
+    def _begin(self) -> bytes:
+        self._hub.feeds.refresh_readiness(self._shared)
+        pending, token = self.subscription.begin()
+        tail = self._shared.tail
+        data: dict[str, Any] = {
+            "topics": list(tail.ids),
+            "partitions": named(tail.logs),
+            "pending": [{"topic": tp.topic, "partition": tp.partition} for tp in pending],
+            "resume": "exact" if tail.exact else "batch",
+        }
+        if self._changed:
+            data["view"] = "changed"
+        first = sse.retry(int(1000 * random.uniform(*RETRY)))
+        if not self._refused:
+            return first + control("begin", data) + sse.close_block(token)
+        # The refused token stays with the client until the gap is told.
+        gap = {"topic": None, "partition": None, "from": None, "to": None}
+        told = control("gap", {**gap, "reason": Reason.POSITION_REFUSED})
+        return first + control("begin", data) + b"\n" + told + sse.close_block(token)
+
+    def _end(self, reason: str | None) -> bytes:
+        spread = sse.retry(int(1000 * random.uniform(RETRY[0], 5 * RETRY[1])))
+        return spread + control("end", {"reason": reason}) + b"\n"
+
+    # what the subscription lacks
+
+    def _see_to_lacks(self) -> None:
+        subscription = self.subscription
+        if not subscription.own or subscription.ended:
+            return
+        for tp, place in subscription.unverified():
+            self._do(tp, self._verify(tp, place))
+        for tp, place in subscription.lacks():
+            self._do(tp, self._fetch(tp, place))
+
+    def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
+        if tp in self._work:
+            work.close()
+            return
+        task = self._work[tp] = asyncio.create_task(work)
+        task.add_done_callback(lambda done: self._did(tp, done))
+
+    def _did(self, tp: TopicPartition, done: asyncio.Task[None]) -> None:
+        self._work.pop(tp, None)
+        if not done.cancelled() and done.exception() is not None:
+            log.error("catching up on %s failed", tp, exc_info=done.exception())
+            self.subscription.ended = "error"
+        self._woken.set()
+
+    async def _fetch(self, tp: TopicPartition, place: Place) -> None:
+        self.subscription.feed(tp, place, await self._hub.archive.read(tp, place))
+
+    async def _verify(self, tp: TopicPartition, place: Place) -> None:
+        """Hold a token's place against the log: resolve it, or see whether it was cut off."""
+        held = self._shared.tail.logs[tp]
+        lineage = held.lineage
+        if place.offset is None:
+            since = self.subscription.since or int(time.time())
+            start = Live(
+                since=since * 1000,
+                born=0.0,  # long ago: an end asked for now is not the end then
+                epoch=place.epoch,
+                leaderless=place.epoch != NO_EPOCH,
+                skew=int(self._hub.topic(tp.topic).clock_skew * 1000),
+            )
+            found = await self._hub.archive.resolve(tp, start)
+            self.subscription.verified(tp, found._replace(lineage=lineage))
+            return
+        end = await self._end_of(tp, place, place.offset)
+        if end >= place.offset:
+            self.subscription.verified(tp, place._replace(lineage=lineage))
+        else:
+            gap = Gap(tp, place.offset, end, NO_EPOCH, Reason.TRUNCATED)
+            self.subscription.verified(tp, Place(end, NO_EPOCH, lineage), gap)
+
+    async def _end_of(self, tp: TopicPartition, place: Place, offset: int) -> int:
+        """Where the log ends, or ended at the place's epoch; no less than `offset` if known so."""
+        held, cluster = self._shared.tail.logs[tp], self._hub.cluster
+        while True:
+            leader = cluster.leader(tp)
+            current = leader is not None and place.epoch in (NO_EPOCH, leader[1])
+            if current and held.next is not None and offset <= held.next:
+                return offset
+            answer = await self._ask_end(tp, place)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(VERIFY_AGAIN)
+
+    async def _ask_end(self, tp: TopicPartition, place: Place) -> int | None:
+        cluster = self._hub.cluster
+        try:
+            if place.epoch != NO_EPOCH:
+                ended = (await cluster.epoch_ends({tp: place.epoch}))[tp]
+                if isinstance(ended, offsets.EpochEnd) and ended.end_offset >= 0:
+                    return ended.end_offset
+                if isinstance(ended, int):
+                    return None
+            listed = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
+        except KafkaError:
+            return None
+        return listed.offset if isinstance(listed, offsets.Offset) else None

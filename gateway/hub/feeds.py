@@ -1,0 +1,201 @@
+"""The shared reads: one per partition in use, however many look at it.
+
+What the readings bring within one turn of the loop is applied at once, in one go: first to
+the partitions' logs, then to every tail that has them, then to the channels. Nothing is
+taken by a client in between, which is what makes joining from a log exact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..config import Topic
+from ..core.channel import Channel, trim
+from ..core.log import Log
+from ..core.position import NO_EPOCH, Place
+from ..core.reading import At, Live, OutOfRange, Reading, Start
+from ..core.record import Entry, Fault, Ready, TopicPartition
+from ..core.recovery import Backoff
+from ..core.tail import Tail
+from ..kafka.changes import Change
+from ..kafka.cluster import Cluster
+from ..kafka.fetcher import Fetcher
+from .transform import Transformer
+
+STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
+
+
+@dataclass(slots=True, eq=False)
+class Feed:
+    """One partition: its shared read, what is held of it, and who looks at it."""
+
+    reading: Reading
+    log: Log
+    tails: set[SharedTail] = field(default_factory=set)
+
+
+class SharedTail:
+    """A tail, its channels by view, and when it was last of use."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.tail = tail
+        self.channels: dict[bytes, Channel] = {}
+        self.used = 0.0
+        self.changed: set[asyncio.Future[None]] = set()
+
+    @property
+    def idle(self) -> bool:
+        return not any(channel.followers for channel in self.channels.values())
+
+
+class Feeds:
+    """The shared reads of one cluster.
+
+    topic: the settings of a topic, by name.
+    """
+
+    def __init__(self, cluster: Cluster, topic: Callable[[str], Topic]) -> None:
+        self.cluster = cluster
+        self.by_partition: dict[TopicPartition, Feed] = {}
+        self.fetcher = Fetcher(cluster, self._deliver)
+        self._topic = topic
+        self._transformers: dict[str, Transformer] = {}
+        self._loop = asyncio.get_running_loop()
+        self._pending: list[Entry] = []
+        self._unlisten = cluster.metadata.listen(self._changed)
+
+    async def close(self) -> None:
+        self._unlisten()
+        await self.fetcher.close()
+
+    def open(self, topic: str) -> list[Feed]:
+        """The feeds of all partitions of a topic that metadata knows."""
+        known = self.cluster.topic(topic)
+        partitions = sorted(known.partitions) if known is not None else []
+        return [self._feed(TopicPartition(topic, p), None) for p in partitions]
+
+    def close_topic(self, topic: str) -> None:
+        """Nobody looks at it any more."""
+        for tp in [tp for tp in self.by_partition if tp.topic == topic]:
+            self.fetcher.drop(tp)
+            del self.by_partition[tp]
+        self.cluster.metadata.unwatch(topic)
+
+    def attach(self, shared: SharedTail) -> None:
+        """Let a new tail take part in its partitions' entries."""
+        for tp in shared.tail.logs:
+            feed = self.by_partition[tp]
+            feed.tails.add(shared)
+            self._pend(shared.tail, feed)
+
+    def detach(self, shared: SharedTail) -> None:
+        for feed in self.by_partition.values():
+            feed.tails.discard(shared)
+
+    def refresh_readiness(self, shared: SharedTail) -> None:
+        """What has failed, or has not been heard of for a while, is pending again."""
+        now = self._loop.time()
+        for tp in shared.tail.logs:
+            reading = self.by_partition[tp].reading
+            if reading.is_ready and now - reading.heard_at > STALE:
+                reading.is_ready = False
+            if reading.is_ready:
+                shared.tail.readiness.ready(tp)
+            else:
+                shared.tail.readiness.lost(tp)
+
+    def flush(self) -> None:
+        """Apply what came since the last flush."""
+        pending, self._pending = self._pending, []
+        now, wall = self._loop.time(), int(time.time())
+        turns: dict[SharedTail, list[Entry]] = {}
+        for entry in pending:
+            feed = self.by_partition.get(entry.tp)
+            if feed is None:
+                continue
+            _log(feed.log, entry, now)
+            for shared in feed.tails:
+                turns.setdefault(shared, []).append(entry)
+        for shared, entries in turns.items():
+            _publish(shared, entries, wall)
+
+    def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
+        transformer = self._transformers.get(reading.tp.topic)
+        if not self._pending:
+            self._loop.call_soon(self.flush)
+        self._pending += entries if transformer is None else map(transformer, entries)
+
+    def _feed(self, tp: TopicPartition, start: Start | None) -> Feed:
+        feed = self.by_partition.get(tp)
+        if feed is None:
+            topic = self._topic(tp.topic)
+            reading = new_reading(tp, start or self._live(tp, topic), topic)
+            log = Log(tp, topic.cache.bytes, topic.cache.age)
+            feed = self.by_partition[tp] = Feed(reading, log)
+            if topic.transforms:
+                self._transformers.setdefault(tp.topic, Transformer(topic.transforms))
+            self.fetcher.add(reading, committed=topic.isolation == "read_committed")
+        return feed
+
+    def _live(self, tp: TopicPartition, topic: Topic) -> Live:
+        known = self.cluster.topic(tp.topic)
+        partition = known.partitions.get(tp.partition) if known is not None else None
+        return Live(
+            since=int(time.time() * 1000),
+            born=self._loop.time(),
+            epoch=NO_EPOCH if partition is None else partition.leader_epoch,
+            leaderless=partition is not None and partition.leader < 0,
+            skew=int(topic.clock_skew * 1000),
+        )
+
+    def _pend(self, tail: Tail, feed: Feed) -> None:
+        start = feed.reading.start
+        if feed.log.next is None and isinstance(start, Live):
+            epoch = start.epoch if start.leaderless else NO_EPOCH
+            tail.await_since(feed.log.tp, epoch, start.since // 1000)
+
+    def _changed(self, change: Change) -> None:
+        """Partitions that came into being since are read from their first record on."""
+        name = change.topic.name
+        tails = {t for tp, f in self.by_partition.items() if tp.topic == name for t in f.tails}
+        if not any(tp.topic == name for tp in self.by_partition):
+            return
+        for shared in tails:
+            shared.tail.ids[name] = str(change.topic.topic_id or "")
+        for p in change.topic.partitions:
+            tp = TopicPartition(name, p)
+            if tp in self.by_partition:
+                continue
+            feed = self._feed(tp, At(0))
+            feed.tails |= tails
+            for shared in tails:
+                shared.tail.add(feed.log, Place(0))
+
+
+def new_reading(tp: TopicPartition, start: Start, topic: Topic) -> Reading:
+    backoff = Backoff(topic.reconnect.max, random.random, topic.reconnect.initial)
+    return Reading(tp, start, OutOfRange(topic.offset_out_of_range), backoff)
+
+
+def _log(log: Log, entry: Entry, now: float) -> None:
+    if type(entry) is Ready:
+        if log.next is None:
+            log.open(entry.next, entry.epoch)
+    elif type(entry) is not Fault and log.next is not None:
+        log.append(entry, now)
+
+
+def _publish(shared: SharedTail, entries: Iterable[Entry], wall: int) -> None:
+    turn = shared.tail.turn(entries, wall)
+    for channel in shared.channels.values():
+        if channel.publish(turn) is not None:
+            for follower in channel.followers:
+                follower.wake()
+    trim(shared.tail, shared.channels.values())
+    for waiting in shared.changed:
+        if not waiting.done():
+            waiting.set_result(None)

@@ -1,0 +1,353 @@
+"""Where clients and partitions meet: tails by topic set, channels by view."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+
+from ..config import Settings, Topic
+from ..core.channel import Channel
+from ..core.position import NO_EPOCH, Place, Position
+from ..core.reading import EARLIEST, LATEST, Since
+from ..core.record import Gap, TopicPartition
+from ..core.subscription import SlowClient, Subscription
+from ..core.tail import Tail
+from ..errors import AccessDenied, KafkaError, UnknownTopic
+from ..formats import format_for
+from ..kafka import offsets
+from ..kafka.cluster import Cluster
+from ..kafka.connections import Role
+from ..kafka.fetch_messages import Want
+from . import resume
+from .archive import Archive
+from .client import Client
+from .encoder import SseEncoder
+from .feeds import Feeds, SharedTail
+from .resume import Start
+from .view import View
+
+log = logging.getLogger(__name__)
+
+LINGER = 60.0  # seconds that a topic is read after its last client left
+SWEEP = 1.0
+PROBE = 1.0  # seconds to wait for a broker's word on access
+DENIED = 29
+_NOWHERE = 1 << 62  # an offset no log has: the answer carries an error, never records
+
+
+class Hub:
+    """All streams of one cluster. `start` and `close` it in the loop."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self.cluster = cluster
+        self.settings = settings
+        self.clients: set[Client] = set()
+        self._topics: dict[str, Topic] = {topic.name: topic for topic in settings.kafka.topics}
+        self._tails: dict[tuple[str, ...], SharedTail] = {}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self.feeds: Feeds
+        self.archive: Archive
+
+    async def start(self) -> None:
+        self.feeds = Feeds(self.cluster, self.topic)
+        self.archive = Archive(self.cluster, self.topic)
+        self._tasks = [asyncio.create_task(self._sweep_forever())]
+        for name in self.settings.kafka.bootstrap:
+            self._tasks.append(asyncio.create_task(self._warm(name)))
+
+    async def close(self) -> None:
+        for client in list(self.clients):
+            client.close()
+        for task in [*self._tasks, *self._opening.values()]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, *self._opening.values(), return_exceptions=True)
+        await self.archive.close()
+        await self.feeds.close()
+
+    def topic(self, name: str) -> Topic:
+        return self._topics.get(name) or Topic(name=name)
+
+    def drain(self, reason: str = "drain") -> None:
+        """End all streams; their clients come back, spread over some seconds."""
+        for client in list(self.clients):
+            client.end(reason)
+
+    def leave(self, client: Client) -> None:
+        self.clients.discard(client)
+
+    def cold(self) -> list[str]:
+        """The bootstrap topics of which not every partition has been read yet."""
+        return [name for name in self.settings.kafka.bootstrap if not self._is_warm(name)]
+
+    async def subscribe(
+        self,
+        view: View,
+        start: Start,
+        *,
+        heartbeat: float,
+        slow: SlowClient,
+        lifetime: float | None = None,
+        refused: bool = False,
+    ) -> Client:
+        """A client of a view; await its `ready`, then iterate its `stream`.
+
+        refused: it came with a token that could not be read.
+        Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenForeign.
+        """
+        deadline = asyncio.get_running_loop().time() + self._patience(view)
+        await self._open_all(view.topics, known=start.token is not None)
+        if start.token is not None:
+            resume.check(start.token, self.cluster.id or "", view.topics)
+        shared = self._tail(view.topics)
+        channel = self._channel(shared, view)
+        subscription = await self._subscribe(shared, channel, start, slow, deadline)
+        client = Client(
+            self,
+            shared,
+            subscription,
+            heartbeat=heartbeat,
+            deadline=deadline,
+            lifetime=lifetime,
+            refused=refused,
+            changed=start.token is not None and start.token.view != view.digest,
+        )
+        self.clients.add(client)
+        return client
+
+    # topics
+
+    def _patience(self, view: View) -> float:
+        return max(self.topic(name).partition_ready_timeout for name in view.topics)
+
+    async def _open_all(self, topics: Iterable[str], *, known: bool) -> None:
+        for name in topics:
+            try:
+                await self._open(name)
+            except UnknownTopic:
+                if not known:
+                    raise
+
+    async def _open(self, name: str) -> None:
+        """Watch a topic and read all of its partitions; once for all who ask."""
+        if self.cluster.topic(name) is not None and self._is_open(name):
+            self._check_known(name)
+            return
+        opening = self._opening.get(name)
+        if opening is None:
+            opening = self._opening[name] = asyncio.create_task(self._open_topic(name))
+            opening.add_done_callback(lambda done: self._opened(name, done))
+        await asyncio.shield(opening)
+
+    def _opened(self, name: str, done: asyncio.Task[None]) -> None:
+        self._opening.pop(name, None)
+        if not done.cancelled():
+            done.exception()
+
+    def _is_open(self, name: str) -> bool:
+        return any(tp.topic == name for tp in self.feeds.by_partition)
+
+    def _check_known(self, name: str) -> None:
+        known = self.cluster.topic(name)
+        if known is not None and known.error == DENIED:
+            raise AccessDenied(
+                f"the gateway may not read {name}; allow it DESCRIBE and READ", topic=name
+            )
+
+    async def _open_topic(self, name: str) -> None:
+        await self.cluster.describe(name)
+        self.cluster.metadata.watch(name)
+        while self.cluster.topic(name) is None:
+            await self.cluster.metadata.refresh(f"{name} is new here")
+        await self._probe(name)
+        self.feeds.open(name)
+
+    async def _probe(self, name: str) -> None:
+        """Raises AccessDenied if the brokers do not let us read. Asked before reading, or
+        clients would be begun a stream that can never hold anything."""
+        known = self.cluster.topic(name)
+        nodes: dict[int, tuple[TopicPartition, Want]] = {}
+        for p, partition in (known.partitions if known else {}).items():
+            if partition.leader >= 0 and known is not None:
+                want = Want(_NOWHERE, partition.leader_epoch, known.topic_id, max_bytes=1)
+                nodes.setdefault(partition.leader, (TopicPartition(name, p), want))
+        asking = [
+            asyncio.create_task(self._may_read(node, *asked)) for node, asked in nodes.items()
+        ]
+        if not asking:
+            return
+        try:
+            for answer in asyncio.as_completed(asking, timeout=PROBE):
+                if await answer is not None:
+                    return
+        except TimeoutError:
+            return
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _may_read(self, node: int, tp: TopicPartition, want: Want) -> bool | None:
+        try:
+            got = await self.cluster.fetch(node, Role.CATCHUP, {tp: want}, max_wait=0.0)
+        except AccessDenied:
+            raise
+        except KafkaError:
+            return None
+        if got[tp].error_code == DENIED:
+            raise AccessDenied(
+                f"the gateway may not read {tp.topic}; allow it READ", topic=tp.topic
+            )
+        return True
+
+    async def _warm(self, name: str) -> None:
+        while not self._is_open(name):
+            try:
+                await self._open(name)
+            except KafkaError as exc:
+                log.warning("bootstrap of %s waits: %s", name, exc)
+                await asyncio.sleep(exc.retry_after or 1.0)
+
+    def _is_warm(self, name: str) -> bool:
+        feeds = [f for tp, f in self.feeds.by_partition.items() if tp.topic == name]
+        return bool(feeds) and all(feed.log.next is not None for feed in feeds)
+
+    # tails and channels
+
+    def _tail(self, topics: tuple[str, ...]) -> SharedTail:
+        shared = self._tails.get(topics)
+        if shared is None:
+            feeds = [feed for name in topics for feed in self.feeds.open(name)]
+            ids = {name: self._id(name) for name in topics}
+            tail = Tail(self.cluster.id or "", [feed.log for feed in feeds], ids)
+            shared = self._tails[topics] = SharedTail(tail)
+            self.feeds.attach(shared)
+            self.feeds.refresh_readiness(shared)
+        shared.used = asyncio.get_running_loop().time()
+        return shared
+
+    def _id(self, name: str) -> str:
+        known = self.cluster.topic(name)
+        return str(known.topic_id or "") if known is not None else ""
+
+    def _channel(self, shared: SharedTail, view: View) -> Channel:
+        channel = shared.channels.get(view.digest)
+        if channel is None:
+            encoder = SseEncoder(format_for(view.format, binary=view.binary))
+            accepts = view.filters.matches if view.filters.filters else None
+            fails = [n for n in view.topics if self.topic(n).offset_out_of_range == "fail"]
+            channel = Channel(shared.tail, view.digest, encoder, accepts, fails=fails)
+            shared.channels[view.digest] = channel
+        return channel
+
+    # positions
+
+    async def _subscribe(
+        self,
+        shared: SharedTail,
+        channel: Channel,
+        start: Start,
+        slow: SlowClient,
+        deadline: float,
+    ) -> Subscription:
+        tail = shared.tail
+        own: Position = {}
+        gaps: list[tuple[TopicPartition, Place, Gap]] = []
+        since: int | None = None
+        if start.token is not None:
+            own, gaps = resume.places(start.token, tail)
+            since = start.token.issued
+        elif start.origin != "live":
+            own = await self._found(tail, start.origin, deadline)
+        until = None
+        if start.until is not None:
+            until = await self._until(tail, start.until, deadline)
+        subscription = Subscription(
+            channel, own, slow=slow, until=until, count=start.count, since=since
+        )
+        for tp, place, gap in gaps:
+            subscription.verified(tp, place, gap)
+        return subscription
+
+    async def _found(self, tail: Tail, origin: object, deadline: float) -> Position:
+        """Where a start by time is, for the partitions that answer in time. The others start
+        at 0: if those records are gone, that is told."""
+        timestamp = EARLIEST if origin == "earliest" else origin
+        assert isinstance(timestamp, int)
+        lineages = {tp: log.lineage for tp, log in tail.logs.items()}
+
+        async def one(tp: TopicPartition) -> Place:
+            return await self.archive.resolve(tp, Since(timestamp))
+
+        found = await _all(((tp, one(tp)) for tp in tail.logs), deadline)
+        return {
+            tp: found.get(tp, Place(0, NO_EPOCH))._replace(lineage=lineages[tp]) for tp in tail.logs
+        }
+
+    async def _until(self, tail: Tail, until: object, deadline: float) -> dict[TopicPartition, int]:
+        """The offsets at which partitions end."""
+        timestamp = until if isinstance(until, int) else LATEST
+        specs = dict.fromkeys(tail.logs, timestamp)
+        ends = await self.cluster.list_offsets(specs)
+        late = {
+            tp for tp, end in ends.items() if isinstance(end, offsets.Offset) and end.offset < 0
+        }
+        if late:
+            ends.update(await self.cluster.list_offsets(dict.fromkeys(late, LATEST)))
+        failed = [tp for tp, end in ends.items() if isinstance(end, int)]
+        if failed:
+            raise KafkaError(f"{failed[0]} does not say where it ends; try again", retry_after=1.0)
+        return {tp: end.offset for tp, end in ends.items() if isinstance(end, offsets.Offset)}
+
+    # upkeep
+
+    async def _sweep_forever(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            self._sweep(asyncio.get_running_loop().time())
+
+    def _sweep(self, now: float) -> None:
+        for topics, shared in list(self._tails.items()):
+            if not shared.idle:
+                shared.used = now
+                self._announce(shared)
+            elif now - shared.used > LINGER:
+                self.feeds.detach(shared)
+                del self._tails[topics]
+        used = {name for topics in self._tails for name in topics}
+        used |= {*self.settings.kafka.bootstrap, *self._opening}
+        for name in {tp.topic for tp in self.feeds.by_partition} - used:
+            self.feeds.close_topic(name)
+        self._bound_memory(now)
+
+    def _announce(self, shared: SharedTail) -> None:
+        for digest, channel in list(shared.channels.items()):
+            if not channel.followers:
+                del shared.channels[digest]
+            elif channel.announce() is not None:
+                for follower in channel.followers:
+                    follower.wake()
+
+    def _bound_memory(self, now: float) -> None:
+        """Old entries go; then, if all together hold too much, each gives up its share."""
+        logs = [feed.log for feed in self.feeds.by_partition.values()]
+        for each in logs:
+            each.expire(now)
+        rings = sum(c.bytes for s in self._tails.values() for c in s.channels.values())
+        held = sum(each.bytes for each in logs)
+        room = max(0, self.settings.memory - rings)
+        if held > room:
+            for each in logs:
+                each.shrink(int(each.bytes * room / held))
+
+
+async def _all(
+    work: Iterable[tuple[TopicPartition, object]], deadline: float
+) -> Mapping[TopicPartition, Place]:
+    """Results of those that are done by the deadline."""
+    tasks = {asyncio.ensure_future(one): tp for tp, one in work}  # type: ignore[call-overload]
+    now = asyncio.get_running_loop().time()
+    done, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - now)) if tasks else ((), ())
+    for task in late:
+        task.cancel()
+    return {tasks[task]: task.result() for task in done if not task.cancelled()}

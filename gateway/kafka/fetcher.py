@@ -1,0 +1,247 @@
+"""Readings of partitions, driven against a cluster.
+
+What each partition needs next is decided by its `Reading` (core); here it is asked for:
+fetches in one conversation per broker (see `lane`), offsets and epochs as they come up.
+A partition that is slow, leaderless or frozen holds up nobody else's answer: requests go
+out per broker, and a reading whose leader changed no longer waits for the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any
+
+from gateway.core.reading import EpochEnd, Fetch, ListOffset, Reading, Todo
+from gateway.core.record import Entry, TopicPartition
+from gateway.core.recovery import Cause, cause_of
+from gateway.errors import KafkaError
+
+from . import offsets
+from .changes import DENIED, Change
+from .cluster import Cluster
+from .connections import Role
+from .lane import NEWCOMER, Job, Lane
+
+log = logging.getLogger(__name__)
+
+Deliver = Callable[[Reading, Sequence[Entry]], None]
+MOCK_WAIT = 0.01  # seconds
+_UNKNOWN = (3, 17)
+
+
+class Fetcher:
+    """Reads partitions until they are dropped; one reading per partition.
+
+    deliver:  called with what a reading brought, in order, in the loop.
+    role:     which of the shared connections it uses.
+    max_wait: seconds that a broker may hold a fetch back.
+    """
+
+    def __init__(
+        self, cluster: Cluster, deliver: Deliver, *, role: Role = Role.TAIL, max_wait: float = 0.5
+    ) -> None:
+        self.cluster = cluster
+        self.jobs: dict[TopicPartition, Job] = {}
+        self._max_wait = max_wait
+        self.now = asyncio.get_running_loop().time
+        self._added = 0.0
+        self._deliver = deliver
+        self._role = role
+        self._lanes: dict[int, list[Lane]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+        self._refreshing: asyncio.Task[None] | None = None
+        self._unlisten = cluster.metadata.listen(self._changed)
+        self._spawn(self._ask_forever())
+
+    @property
+    def max_wait(self) -> float:
+        """librdkafka's mock broker holds a fetch for its whole wait whatever comes (465 ms a
+        record with 0.5 s, 5 ms with this)."""
+        return MOCK_WAIT if (self.cluster.id or "").startswith("mock") else self._max_wait
+
+    @property
+    def newcomers(self) -> bool:
+        """Is there a partition that the main lanes may not carry yet?"""
+        return self.now() - self._added < 2 * NEWCOMER
+
+    def add(self, reading: Reading, *, committed: bool = True) -> None:
+        """Read from now on. committed: no further than the last stable offset."""
+        self._added = self.now()
+        job = self.jobs[reading.tp] = Job(reading, committed, self._added)
+        self._sync(job)
+        self.kick()
+
+    def drop(self, tp: TopicPartition) -> None:
+        self.jobs.pop(tp, None)
+
+    def kick(self) -> None:
+        """Something may be due."""
+        self._wake.set()
+        for lanes in self._lanes.values():
+            for lane in lanes:
+                lane.wake.set()
+
+    async def close(self) -> None:
+        self._unlisten()
+        self.jobs.clear()
+        tasks = [*self._tasks, *([self._refreshing] if self._refreshing else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # for lanes
+
+    def hand(self, job: Job, entries: Sequence[Entry]) -> None:
+        if entries and self.jobs.get(job.reading.tp) is job:
+            self._deliver(job.reading, entries)
+
+    def hinder(self, job: Job, cause: Cause, delay: float | None) -> None:
+        """A request for the job failed."""
+        now = self.now()
+        entries = job.reading.on_error(cause, now, delay)
+        log.debug(
+            "FETCH reconnect in %.3fs topic=%s partition=%s cause=%s",
+            job.reading.retry_at - now, job.reading.tp.topic, job.reading.tp.partition, cause,
+        )  # fmt: skip
+        self.hand(job, entries)
+        self.kick()
+
+    def refresh(self, reason: str) -> None:
+        """Ask for metadata, once for all who want it now."""
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.ensure_future(self._refresh(reason))
+
+    async def _refresh(self, reason: str) -> None:
+        try:
+            await self.cluster.metadata.refresh(reason)
+        except KafkaError as exc:
+            log.debug("metadata refresh failed: %s", exc)
+
+    # metadata
+
+    def _changed(self, change: Change) -> None:
+        for job in list(self.jobs.values()):
+            if job.reading.tp.topic == change.topic.name:
+                self._sync(job)
+        self.kick()
+
+    def _sync(self, job: Job) -> None:
+        """Tell a reading what metadata says of its partition."""
+        reading, now = job.reading, self.now()
+        topic = self.cluster.topic(reading.tp.topic)
+        if topic is None:
+            return
+        if topic.error == DENIED or topic.error in _UNKNOWN:
+            reading.on_leader(None, reading.leader_epoch, now)
+            cause = Cause.DENIED if topic.error == DENIED else Cause.UNKNOWN_TOPIC
+            self.hand(job, reading.on_error(cause, now))
+            return
+        before = (reading.leader, reading.leader_epoch, job.topic_id)
+        reading.on_topic(str(topic.topic_id or ""))
+        job.topic_id = topic.topic_id
+        known = topic.partitions.get(reading.tp.partition)
+        if known is not None:
+            leader = known.leader if known.leader >= 0 else None
+            self.hand(job, reading.on_leader(leader, known.leader_epoch, now))
+            if leader is not None:
+                self._lane(leader)
+        if before != (reading.leader, reading.leader_epoch, job.topic_id):
+            job.flight = job.replica = None
+
+    def _lane(self, node: int) -> None:
+        if node in self._lanes:
+            return
+        main = Lane(self, node, self._role)
+        self._lanes[node] = [main]
+        if self._role is Role.TAIL:
+            self._lanes[node].append(Lane(self, node, Role.FRESH, main))
+        for lane in self._lanes[node]:
+            self._spawn(lane.run())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("reading Kafka failed unexpectedly", exc_info=task.exception())
+
+    # offsets and epochs
+
+    async def _ask_forever(self) -> None:
+        while True:
+            self._wake.clear()
+            now = self.now()
+            for (_, kind, isolation), asked in self._due(now).items():
+                if kind is ListOffset:
+                    self._spawn(self._list(asked, isolation, self._fly(asked)))
+                else:
+                    self._spawn(self._end(asked, self._fly(asked)))
+            waits = [
+                job.reading.retry_at - now
+                for job in self.jobs.values()
+                if job.flight is None and job.reading.retry_at > now
+            ]
+            try:
+                async with asyncio.timeout(min(waits, default=None)):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+
+    def _due(self, now: float) -> dict[tuple[int, type, int], dict[TopicPartition, Todo]]:
+        """What is to be asked now: one request per broker, kind and isolation."""
+        due: dict[tuple[int, type, int], dict[TopicPartition, Todo]] = {}
+        for job in list(self.jobs.values()):
+            todo = job.reading.todo(now) if job.flight is None else None
+            if todo is None or isinstance(todo, Fetch) or job.reading.leader is None:
+                continue
+            stable = job.committed and (isinstance(todo, EpochEnd) or todo.stable)
+            isolation = offsets.READ_COMMITTED if stable else offsets.READ_UNCOMMITTED
+            key = (job.reading.leader, type(todo), isolation)
+            due.setdefault(key, {})[job.reading.tp] = todo
+        return due
+
+    async def _list(
+        self, todos: Mapping[TopicPartition, Todo], isolation: int, flight: object
+    ) -> None:
+        asked = {tp: todo.timestamp for tp, todo in todos.items() if isinstance(todo, ListOffset)}
+        answers = await self.cluster.list_offsets(asked, isolation)
+        for tp, answer in answers.items():
+            job = self._landed(tp, flight, answer)
+            if job is not None and isinstance(answer, offsets.Offset):
+                offset = None if answer.offset < 0 else answer.offset
+                self.hand(job, job.reading.on_listed(offset, answer.epoch, self.now()))
+        self.kick()
+
+    async def _end(self, todos: Mapping[TopicPartition, Todo], flight: object) -> None:
+        asked = {tp: todo.epoch for tp, todo in todos.items() if isinstance(todo, EpochEnd)}
+        answers = await self.cluster.epoch_ends(asked)
+        for tp, answer in answers.items():
+            job = self._landed(tp, flight, answer)
+            if job is not None and isinstance(answer, offsets.EpochEnd):
+                ended = job.reading.on_epoch_end(answer.epoch, answer.end_offset, self.now())
+                self.hand(job, ended)
+        self.kick()
+
+    def _fly(self, todos: Iterable[TopicPartition]) -> object:
+        flight = object()
+        for tp in todos:
+            self.jobs[tp].flight = flight
+        return flight
+
+    def _landed(self, tp: TopicPartition, flight: object, answer: object) -> Job | None:
+        """The job of an answer, if that is still to the point and no error."""
+        job = self.jobs.get(tp)
+        if job is None or job.flight is not flight:
+            return None
+        job.flight, job.reading.heard_at = None, self.now()
+        if not isinstance(answer, int):
+            return job
+        self.hinder(job, cause_of(answer), None)
+        self.refresh(f"{tp}: error {answer}")
+        return None
