@@ -1,0 +1,69 @@
+"""Reading topics through the gateway's own cluster connection, whole and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gateway.core.record import Entry, TopicPartition
+from gateway.kafka.batches import decode
+from gateway.kafka.cluster import Cluster, ClusterSettings
+from gateway.kafka.connections import Role
+from gateway.kafka.fetch import Fetched, FetchSession, Want
+
+
+@asynccontextmanager
+async def cluster(bootstrap: Sequence[str], *topics: str, **options: Any) -> AsyncIterator[Cluster]:
+    """A cluster that knows the leaders of `topics`."""
+    async with Cluster(ClusterSettings(bootstrap, **options)) as made:
+        for topic in topics:
+            made.metadata.watch(topic)
+        await made.metadata.refresh("test")
+        yield made
+
+
+def wants(
+    of: Cluster, topic: str, offsets: Mapping[int, int] | None = None, **fields: Any
+) -> dict[TopicPartition, Want]:
+    """What to fetch of every partition with a leader, from `offsets` (0)."""
+    known = of.topic(topic)
+    assert known is not None
+    return {
+        TopicPartition(topic, index): Want(
+            (offsets or {}).get(index, 0), each.leader_epoch, known.topic_id
+        )._replace(**fields)
+        for index, each in known.partitions.items()
+    }
+
+
+async def fetched(
+    of: Cluster, asked: Mapping[TopicPartition, Want], **options: Any
+) -> dict[TopicPartition, Fetched]:
+    """From the leaders, all at once for one node after the other."""
+    answers: dict[TopicPartition, Fetched] = {}
+    nodes: dict[int, dict[TopicPartition, Want]] = {}
+    for tp, want in asked.items():
+        leader = of.leader(tp)
+        assert leader is not None, f"{tp} has no leader"
+        nodes.setdefault(leader[0], {})[tp] = want
+    for node, part in nodes.items():
+        answers |= await of.fetch(node, Role.CATCHUP, part, **({"max_wait": 0.1} | options))
+    return answers
+
+
+async def entries(of: Cluster, tp: TopicPartition, start: int, end: int) -> list[Entry]:
+    """Everything from `start` until the position is `end`, over one session."""
+    session, position, read = FetchSession(), start, list[Entry]()
+    while position < end:
+        asked = {tp: wants(of, tp.topic)[tp]._replace(offset=position)}
+        answer = (await fetched(of, asked, session=session)).get(tp)
+        if answer is None:
+            continue
+        assert answer.error_code == 0, f"{tp}: {answer}"
+        decoded = decode(
+            tp, answer.records, position, aborted=answer.aborted, end=answer.high_watermark
+        )
+        read += decoded.entries
+        position = decoded.next_offset
+    return read
