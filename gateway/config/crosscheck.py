@@ -12,7 +12,7 @@ from typing import Any
 from .expression import nearest
 from .path import PathPattern
 from .section import Problem
-from .substitution import shown
+from .substitution import Unsettled, shown
 from .template import Hole, Template
 
 RESERVED = frozenset({"/health/live", "/health/ready", "/ws"})
@@ -35,7 +35,7 @@ def _names(raw: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
     for index, topic in enumerate(_list(_map(raw.get("kafka")).get("topics"))):
         name = _map(topic).get("name")
         if isinstance(name, str):
-            yield index, str(name)
+            yield index, name
 
 
 def _topics(raw: Mapping[str, Any], topics: list[str]) -> Iterator[Problem]:
@@ -48,12 +48,20 @@ def _topics(raw: Mapping[str, Any], topics: list[str]) -> Iterator[Problem]:
     warmed: set[str] = set()
     for index, name in enumerate(_list(_map(raw.get("kafka")).get("bootstrap"))):
         way: Way = ("kafka", "bootstrap", index)
-        if isinstance(name, str) and name not in topics:
+        if isinstance(name, str) and not _known(name, topics):
             yield Problem(way, _unknown_topic(name, topics))
         elif isinstance(name, str) and name in warmed:
             yield Problem(way, f"topic {shown(name)} is listed before; remove one")
         elif isinstance(name, str):
             warmed.add(name)
+
+
+def _known(name: str, topics: list[str]) -> bool:
+    return name in topics or any(isinstance(topic, Unsettled) for topic in topics)
+
+
+def _matches(template: Template, topic: str) -> bool:
+    return isinstance(topic, Unsettled) or template.may_be(topic)
 
 
 def _unknown_topic(name: str, topics: list[str]) -> str:
@@ -121,9 +129,9 @@ def _route(
 
 def _source(way: Way, template: Template, topics: list[str]) -> Iterator[Problem]:
     literal = template.literal
-    if literal is not None and literal not in topics:
+    if literal is not None and not _known(literal, topics):
         yield Problem(way, _unknown_topic(literal, topics))
-    elif literal is None and not any(template.may_be(topic) for topic in topics):
+    elif literal is None and not any(_matches(template, topic) for topic in topics):
         known = ", ".join(topics[:12]) or "none"
         yield Problem(way, f"no topic can match '{template}'; kafka.topics has {known}")
 

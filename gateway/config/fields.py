@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -22,15 +21,13 @@ from pydantic import (
     ValidationInfo,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
 
 from . import units
-from .section import Problem, refusal, refused
+from .section import refused
 from .substitution import Substituted, shown
 
 T = TypeVar("T")
 
-_HOST = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,253})")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _REFERENCE = re.compile(r"\$\{(env\.[A-Za-z0-9_]+|file:[^}]*)\}")
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
@@ -136,66 +133,10 @@ def _topic(name: str) -> str:
     return name
 
 
-def url(value: object) -> str:
-    """An http or https URL without credentials."""
-    given = text(value)
-    try:
-        parts = urlsplit(given)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good or re.search(r"\s", given):
-        raise refused(f"{shown(value)} is no URL; write such as http://localhost:8081")
-    if "@" in parts.netloc:
-        raise refused("a URL with credentials ends up in logs; use username and password")
-    return given
-
-
 def _pointer(pointer: str) -> str:
     if not pointer.startswith("/") or not _POINTER.fullmatch(pointer):
         raise ValueError("{} is no JSON pointer; write such as /region (RFC 6901)")
     return pointer
-
-
-def _server(server: object) -> str:
-    host, colon, port = text(server).rpartition(":")
-    if "://" in host or "/" in host:
-        raise refused(f"{shown(server)} has a protocol or a path; write host:port")
-    if not colon or not _HOST.fullmatch(host):
-        given = text(server)
-        host_only = _HOST.fullmatch(given) and not isinstance(server, Substituted)
-        hint = f"'{given}:9092'" if host_only else "host:port"
-        raise refused(f"{shown(server)} is not host:port; write {hint}")
-    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
-        raise refused(f"{shown(server)} has no valid port; use 1 to 65535")
-    return f"{host}:{int(port)}"
-
-
-def _host(host: str) -> str:
-    if not _HOST.fullmatch(host) and not re.fullmatch(r"[0-9A-Fa-f:.]+", host):
-        raise ValueError("{} is no host; write a name or an address, without a port")
-    return host
-
-
-def _servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
-    if isinstance(value, str) and value.strip() == "embedded":
-        return "embedded"
-    if isinstance(value, Substituted):  # one variable often holds them all
-        settled = [Substituted.of(value.source, (item.strip(),)) for item in value.split(",")]
-        return tuple(_server(item) for item in settled)
-    if isinstance(value, str):
-        raise refused(f"{shown(value)} is no list; write [{value}], or embedded")
-    if not isinstance(value, Sequence) or not value:
-        raise refused("expects servers; write [localhost:9092], or embedded")
-    return tuple(_numbered(value))
-
-
-def _numbered(servers: Sequence[object]) -> Iterator[str]:
-    for index, server in enumerate(servers):
-        try:
-            yield _server(server)
-        except PydanticCustomError as error:
-            raise refusal(Problem((index,), error.message())) from None
 
 
 def _history(value: object) -> Literal["none", "all"] | float:
@@ -222,7 +163,6 @@ def _schema(**schema: Any) -> WithJsonSchema:
     return WithJsonSchema(schema)
 
 
-_SERVER = r":[0-9]+$|\$\{"
 DURATION = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
 SIZE = r"^[0-9]+(\.[0-9]+)?(B|kB|MB|GB|KiB|MiB|GiB|TiB)$"
 
@@ -250,28 +190,9 @@ Size: TypeAlias = Annotated[
 TopicName: TypeAlias = Annotated[
     str, _checked(_topic), _schema(type="string", pattern=f"^{_TOPIC.pattern}$")
 ]
-Host: TypeAlias = Annotated[str, _checked(_host), _schema(type="string", minLength=1)]
-Url: TypeAlias = Annotated[str, BeforeValidator(url), _schema(type="string", pattern="^https?://")]
 Pointer: TypeAlias = Annotated[str, _checked(_pointer), _schema(type="string", pattern="^/")]
 File: TypeAlias = Annotated[
     Path, PlainValidator(_file), PlainSerializer(str), _schema(type="string", minLength=1)
-]
-Servers: TypeAlias = Annotated[
-    tuple[str, ...] | Literal["embedded"],
-    PlainValidator(_servers),
-    PlainSerializer(lambda value: value if isinstance(value, str) else list(value)),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"const": "embedded"},
-                {
-                    "type": "array",
-                    "minItems": 1,
-                    "items": {"type": "string", "pattern": _SERVER},
-                },
-            ]
-        }
-    ),
 ]
 History: TypeAlias = Annotated[
     Literal["none", "all"] | float,

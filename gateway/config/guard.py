@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
 
-from .fields import Duration, SecretText, Text, Url, url, within
+from .address import Url, url
+from .fields import Duration, SecretText, Text, within
 from .section import Problem, Section, refused
 from .substitution import shown
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from .address import Servers
 from .fields import (
     Duration,
-    Servers,
     Size,
     Text,
     TopicName,

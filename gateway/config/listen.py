@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .fields import Duration, File, Flag, Host, Number, Text, within
+from .address import Host, Origin
+from .fields import Duration, File, Flag, Number, Text, within
 from .section import Problem, Section
 
 
 class Allow(Section):
     """What pages of other sites may do; without it, everything but credentials."""
 
-    origins: tuple[Text, ...] = Field(
+    origins: tuple[Origin, ...] = Field(
         default=(),
         description="Origins such as https://shop.example; all when empty. For web pages.",
     )

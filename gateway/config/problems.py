@@ -16,8 +16,8 @@ from pydantic_core import ErrorDetails
 from .expression import nearest
 from .nodes import START, Mark
 from .section import REFUSED
-from .source import Document, Unsettled
-from .substitution import shown
+from .source import Document
+from .substitution import Unsettled, shown
 
 Way = tuple[str | int, ...]
 

@@ -41,13 +41,16 @@ class Section(BaseModel):
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        """Problems between options; `raw` is as written, and may be wrong in any way."""
+        """Problems between options; `raw` is as written, nulls left out, and may be all wrong."""
         return ()
 
     @model_validator(mode="wrap")
     @classmethod
     def _looked(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        problems = [_detail(p) for p in cls.look(data)] if isinstance(data, Mapping) else []
+        problems: list[InitErrorDetails] = []
+        if isinstance(data, Mapping):
+            written = {key: value for key, value in data.items() if value is not None}
+            problems = [_detail(problem) for problem in cls.look(written)]
         try:
             made = handler(data)
         except ValidationError as error:

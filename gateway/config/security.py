@@ -7,7 +7,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from .fields import File, Flag, SecretText, Text, Url
+from .address import Url
+from .fields import File, Flag, SecretText, Text
 from .section import Problem, Section
 
 Mechanism = Literal["plain", "scram-sha-256", "scram-sha-512", "oauthbearer"]

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from .address import Url
 from .crosscheck import RESERVED, crosscheck
-from .fields import Size, Text, Url, within
+from .fields import Size, Text, within
 from .guard import Jwt, SchemaRegistry
 from .kafka import Kafka
 from .listen import Listen

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import ConfigError
 from .nodes import Malformed, Mapping, Mark, Node, Scalar, Sequence, compose
-from .substitution import Substituted, substitute
+from .substitution import Substituted, Unsettled, substitute
 
 Place: TypeAlias = tuple[str | int, ...]
 
@@ -128,10 +128,6 @@ class _Values:
         except ValueError as error:
             self.document.problems.append((node.mark, str(error)))
             return Unsettled(node.text)
-
-
-class Unsettled(str):
-    """A text whose substitution failed: told already, so no validator complains again."""
 
 
 def plain(text: str) -> Any:

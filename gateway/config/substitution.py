@@ -39,6 +39,10 @@ class Substituted(str):
         return not any(isinstance(part, Expression) for part in self.parts)
 
 
+class Unsettled(str):
+    """A text whose substitution failed: told already, and nothing follows from it."""
+
+
 def substitute(text: str, *, environ: Mapping[str, str], base: Path) -> Substituted:
     """Settle a text; `base` is the folder of the file it stands in. Raises ValueError."""
     settled = (
@@ -55,7 +59,7 @@ def parts_of(text: str) -> tuple[Part, ...]:
 def shown(value: object) -> str:
     """A value for a message: what was written, not what was put in, and not too long."""
     text = repr(value.source if isinstance(value, Substituted) else value)
-    text = re.sub(r"//[^/@\s]*@", "//***@", text)
+    text = re.sub(r":[^\s/@]+@", ":***@", text)  # user:password@host, in the wrong place
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

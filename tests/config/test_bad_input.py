@@ -110,6 +110,16 @@ CASES = {
     "port with underscore": (KAFKA + "listen: {port: §8_080}\n", "'8_080' whole number"),
     "port as fraction": (KAFKA + "listen: {port: §80.5}\n", "80.5 whole number"),
     "host with port": (KAFKA + "listen: {host: §'localhost:80'}\n", "host without a port"),
+    "host of few letters with port": (KAFKA + "listen: {host: §'a:80'}\n", "host without a port"),
+    "origin with a slash": (
+        KAFKA + "listen: {access-control: {policy: cross-origin, "
+        "allow: {origins: ['https://a', §'https://Shop.example/']}}}\n",
+        "origin 'https://shop.example'",
+    ),
+    "origin without scheme": (
+        KAFKA + "listen: {access-control: {policy: cross-origin, allow: {origins: [§a]}}}\n",
+        "origin https://shop.example",
+    ),
     "server without port": ("kafka: {servers: [a:1, §localhost]}\n", "'localhost:9092'"),
     "server with protocol": ("kafka: {servers: [§'PLAINTEXT://a:9092']}\n", "protocol host:port"),
     "server with port 0": ("kafka: {servers: [§'a:0']}\n", "port 65535"),
@@ -157,6 +167,8 @@ CASES = {
     "topic and topics": (ROUTE + "topic: orders\n      §topics: [stock]\n", "excludes 'topic'"),
     "neither topic nor topics": (KAFKA + "routes:\n  - when: [{path: /a}]\n    §with: {}\n",
                                  "'topic' missing"),
+    "null as topic": (KAFKA + "routes:\n  - when: [{path: /a}]\n    §with: {topic: }\n",
+                      "'topic' missing"),
     "no topics": (ROUTE + "topics: §[]\n", "empty"),
     "no paths": (KAFKA + "routes:\n  - when: §[]\n    with: {topic: orders}\n", "empty path"),
     "method": (KAFKA + "routes: [{when: [{path: /a, method: §PUT}], with: {topic: orders}}]\n",
@@ -244,6 +256,9 @@ CASES = {
     # Security, guards, CORS.
     "unknown mechanism": (SASL + "sasl: {mechanism: §scram-sha-1}\n", "'scram-sha-512'?"),
     "no password": (SASL + "§sasl: {mechanism: plain, username: u}\n", "'password' missing"),
+    "null as password": (
+        SASL + "§sasl: {mechanism: plain, username: u, password: ~}\n", "'password' missing"),
+    "password in a server": ("kafka: {servers: [§'u:hunter2@b:9092']}\n", "host:port"),
     "password as number": (
         SASL + "sasl: {mechanism: plain, username: u, password: §4711}\n", "password text quotes"),
     "empty password": (
@@ -339,6 +354,16 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file():
 
 def test_a_failed_substitution_is_told_once_and_its_value_not_blamed():
     assert len(told("kafka: {servers: ['${env.A}'], topics: [{name: '${env.B}'}]}\n")) == 2
+
+
+def test_nothing_follows_from_a_topic_whose_name_is_not_known():
+    (problem,) = told(
+        "kafka: {servers: [a:1], bootstrap: [a], topics: [{name: '${env.T}'}]}\n"
+        "routes:\n"
+        "  - {when: [{path: '/a/{x}'}], with: {topic: a}}\n"
+        "  - {when: [{path: '/b/{x}'}], with: {topic: 'b${params.x}'}}\n"
+    )
+    assert "'T' is not set" in problem
 
 
 def test_the_place_of_an_aliased_value_is_where_it_is_written():

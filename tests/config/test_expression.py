@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.expression import Expression, escape, join, nearest, show, split
@@ -36,6 +36,7 @@ def test_what_is_no_expression_says_what_to_write(text: str, hint: str):
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_an_escaped_text_is_one_literal(text: str):
     assert "".join(map(str, split(escape(text)))) == text
     assert not any(isinstance(part, Expression) for part in split(escape(text)))
@@ -48,6 +49,7 @@ PARTS = st.lists(
 
 
 @given(PARTS)
+@settings(deadline=None)
 def test_shown_parts_are_split_into_the_same(parts: list[str | Expression]):
     assert split(show(parts)) == join(parts)
 

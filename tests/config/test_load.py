@@ -30,7 +30,7 @@ def settings_or_problems(text: str) -> None:
 
 
 @given(st.text() | st.lists(st.sampled_from(PIECES), max_size=40).map("".join))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_text_is_settings_or_a_config_error(text: str):
     settings_or_problems(text)
 
@@ -55,7 +55,7 @@ def test_a_damaged_file_is_settings_or_a_config_error(data: st.DataObject):
     ), inner, max_size=6),
     max_leaves=40,
 ))  # fmt: skip
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_any_value_in_any_place_is_refused_by_pydantic_and_by_nothing_else(values: object):
     with contextlib.suppress(ValueError):  # ValidationError is one
         Settings.model_validate({"kafka": values, "routes": values, "guards": values})

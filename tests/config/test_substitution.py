@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import loads
@@ -25,6 +25,7 @@ def test_a_variable_its_default_and_none():
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_what_is_put_in_is_never_put_in_again(value: str):
     for nasty in (value, "${env.A}" + value, "${params.x}" + value):
         made = substitute("<${env.A}>", environ={"A": nasty}, base=HERE)
@@ -72,8 +73,25 @@ def test_a_variable_is_a_number_where_a_number_is_asked_for_and_text_where_text_
     assert settings.kafka.servers == ("a:1", "b:2")
 
 
+def test_a_variable_may_be_a_choice_a_flag_a_duration_or_a_size():
+    text = (
+        "memory: ${env.M}\n"
+        "kafka:\n"
+        "  servers: ['a:${env.P}']\n"
+        "  security: {tls: {verify: '${env.V}'}}\n"
+        "  topics: [{name: '${env.T}', isolation: '${env.I}', clockSkew: '${env.C}'}]\n"
+    )
+    environ = {"M": "2GiB", "P": "1", "V": "false", "T": "t", "I": "read_uncommitted", "C": "2s"}
+    settings = loads(text, environ=environ)
+    (topic,) = settings.kafka.topics
+    assert (settings.memory, settings.kafka.servers) == (2**31, ("a:1",))
+    assert (topic.name, topic.isolation, topic.clock_skew) == ("t", "read_uncommitted", 2.0)
+    assert settings.kafka.security.tls is not None and not settings.kafka.security.tls.verify
+    assert type(topic.name) is str and type(topic.isolation) is str
+
+
 def test_a_shown_value_is_what_was_written_and_short():
     made = substitute("${env.A}", environ={"A": "hunter2"}, base=HERE)
     assert shown(made) == "'${env.A}'"
-    assert shown("http://u:hunter2@host/") == "'http://***@host/'"
+    assert shown("http://u:hunter2@host/") == "'http://u:***@host/'"
     assert len(shown("x" * 1000)) == 60

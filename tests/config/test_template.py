@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config import Template
@@ -32,6 +32,7 @@ def test_a_text_without_holes_is_a_literal():
 
 
 @given(st.text(), st.text())
+@settings(deadline=None)
 def test_what_a_client_sends_is_text_and_never_a_template(before: str, sent: str):
     """Also where it looks like one, or could close or open one with its neighbours."""
     template = Template(pieces=(before, Hole("params", "x", "", "params.x"), "}"))
@@ -41,6 +42,7 @@ def test_what_a_client_sends_is_text_and_never_a_template(before: str, sent: str
 
 
 @given(st.lists(st.text("ab$ {}'") | NAMES.map(lambda n: f"${{params.{n}}}")))
+@settings(deadline=None)
 def test_a_template_is_written_as_it_is_read(pieces: list[str]):
     try:
         template = Template.parse("".join(pieces))
@@ -50,6 +52,7 @@ def test_a_template_is_written_as_it_is_read(pieces: list[str]):
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_any_text_is_a_template_or_a_value_error(text: str):
     for given_text in (text, "${" + text, "${params." + text + "}", "${guarded['" + text + "'].x}"):
         try:

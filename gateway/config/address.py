@@ -1,0 +1,123 @@
+"""Hosts, URLs and origins: where the gateway listens, and whom it talks to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from typing import Annotated, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from .fields import text
+from .section import Problem, refusal, refused
+from .substitution import Substituted, shown
+
+_NAME = re.compile(r"\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9]+)?\]|[A-Za-z0-9_][A-Za-z0-9_.-]{0,253}")
+_ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9a-f:.]+\](:[0-9]{1,5})?")
+
+
+def url(value: object) -> str:
+    """An http or https URL without credentials."""
+    given = text(value)
+    try:
+        parts = urlsplit(given)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or re.search(r"\s", given):
+        raise refused(f"{shown(value)} is no URL; write such as http://localhost:8081")
+    if "@" in parts.netloc:
+        raise refused("a URL with credentials ends up in logs; use username and password")
+    return given
+
+
+def origin(value: object) -> str:
+    """An origin as browsers send it (RFC 6454 6.1): no path, not even a slash; or `*`."""
+    given = text(value)
+    if given in ("*", "null") or _ORIGIN.fullmatch(given):
+        return given
+    parts = re.match(r"https?://[^/]+", given.lower())
+    hint = f"'{parts.group()}'" if parts and "@" not in given else "https://shop.example or *"
+    raise refused(f"{shown(value)} is no origin, browsers would not match it; write {hint}")
+
+
+def _server(server: object) -> str:
+    host, colon, port = text(server).rpartition(":")
+    if "://" in host or "/" in host:
+        raise refused(f"{shown(server)} has a protocol or a path; write host:port")
+    if not colon or not _NAME.fullmatch(host):
+        given = text(server)
+        host_only = _NAME.fullmatch(given) and not isinstance(server, Substituted)
+        hint = f"'{given}:9092'" if host_only else "host:port"
+        raise refused(f"{shown(server)} is not host:port; write {hint}")
+    if not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) <= 65535:
+        raise refused(f"{shown(server)} has no valid port; use 1 to 65535")
+    return f"{host}:{int(port)}"
+
+
+def host(value: object) -> str:
+    """A name or an address to bind, without a port."""
+    given = text(value)
+    try:
+        ip_address(given)
+    except ValueError:
+        if not _NAME.fullmatch(given):
+            what = f"{shown(value)} is no host; write a name or an address, without a port"
+            raise refused(what) from None
+    return given
+
+
+def _servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
+    if isinstance(value, str) and value.strip() == "embedded":
+        return "embedded"
+    if isinstance(value, Substituted):  # one variable often holds them all
+        settled = [Substituted.of(value.source, (item.strip(),)) for item in value.split(",")]
+        return tuple(_server(item) for item in settled)
+    if isinstance(value, str):
+        raise refused(f"{shown(value)} is no list; write [{value}], or embedded")
+    if not isinstance(value, Sequence) or not value:
+        raise refused("expects servers; write [localhost:9092], or embedded")
+    return tuple(_numbered(value))
+
+
+def _numbered(servers: Sequence[object]) -> Iterator[str]:
+    for index, server in enumerate(servers):
+        try:
+            yield _server(server)
+        except PydanticCustomError as error:
+            raise refusal(Problem((index,), error.message())) from None
+
+
+_SERVER = r":[0-9]+$|\$\{"
+
+Host: TypeAlias = Annotated[
+    str, BeforeValidator(host), WithJsonSchema({"type": "string", "minLength": 1})
+]
+Url: TypeAlias = Annotated[
+    str, BeforeValidator(url), WithJsonSchema({"type": "string", "pattern": "^https?://"})
+]
+Origin: TypeAlias = Annotated[
+    str,
+    BeforeValidator(origin),
+    WithJsonSchema({"type": "string", "pattern": r"^(\*|null|https?://[^/]+)$|\$\{"}),
+]
+Servers: TypeAlias = Annotated[
+    tuple[str, ...] | Literal["embedded"],
+    PlainValidator(_servers),
+    PlainSerializer(lambda value: value if isinstance(value, str) else list(value)),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "embedded"},
+                {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {"type": "string", "pattern": _SERVER},
+                },
+            ]
+        }
+    ),
+]
