@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import socket
 import struct
 import time
@@ -15,8 +16,11 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.structs import TopicPartition as KafkaPartition
 from support import kafka_wire
 from support.brokers import Broker
+from support.oracle import Oracle, Received
 from support.proxy import Api, KafkaProxy, Request, TcpProxy
 from support.until import PATIENCE, until
+
+from gateway.core.record import TopicPartition
 
 
 @asynccontextmanager
@@ -533,6 +537,38 @@ async def test_a_hidden_leader_holds_up_its_own_partitions_alone(kafka3: Broker)
         assert not hidden.done()
         await proxy[2].unhide()
         assert (await asyncio.wait_for(hidden, PATIENCE)).value == b"meanwhile"
+
+
+async def test_a_reader_cut_at_random_bytes_loses_nothing_by_the_proxy(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    """aiokafka asks again for what was cut; the oracle finds its stream whole."""
+    name, chance = topic(partitions=3), random.Random(7)
+    got: list[Received] = []
+    async with (
+        KafkaProxy.around(kafka.servers) as proxy,
+        Oracle(kafka.servers) as oracle,
+        AIOKafkaConsumer(
+            name, bootstrap_servers=proxy.bootstrap, auto_offset_reset="earliest"
+        ) as consumer,
+    ):
+
+        async def read() -> None:
+            async for record in consumer:
+                tp = TopicPartition(name, record.partition)
+                got.append(Received(tp, record.offset, record.value, record.key))
+
+        reading = asyncio.create_task(read())
+        try:
+            for _ in range(5):
+                for broker in proxy.brokers:
+                    broker.cut_after(chance.randrange(3000))
+                await oracle.produce(name, 100)
+                await until(lambda: not oracle.missing(got), "every record")
+        finally:
+            reading.cancel()
+        oracle.check(got, start={TopicPartition(name, number): 0 for number in range(3)})
+        assert proxy.connects() > 5
 
 
 async def test_real_answers_survive_being_taken_apart(
