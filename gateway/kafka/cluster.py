@@ -9,43 +9,63 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gateway.core.record import TopicPartition
 from gateway.core.recovery import Backoff
 from gateway.errors import KafkaError
 
 from . import fetch as fetching
-from . import offsets
+from . import offsets, security
 from .connections import Connections, Role
 from .fetch_messages import Fetched, Want
 from .messages import TopicAnswer
 from .metadata import Metadata
 from .quiet import quieten
-from .security import Credentials
 from .sessions import FetchSession
+
+if TYPE_CHECKING:
+    from gateway.config.kafka import Kafka
+
+
+CLIENT_ID = "gateway"
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """Times in seconds.
 
-    servers:     `host:port` of the bootstrap servers.
-    credentials: made by `security.credentials`.
-    reconnect:   the first and the longest delay before a broker is connected to again.
+    servers:         `host:port` of the bootstrap servers.
+    rack:            where this gateway is, to read from near replicas (KIP-392).
+    credentials:     made by `security.credentials`.
+    request_timeout: until a request without an answer closes its connection; a fetch has its
+                     waiting time on top.
+    metadata_hedge:  of silence until another broker is asked for metadata as well.
+    reconnect:       the first and the longest delay before a broker is connected to again.
     """
 
     servers: Sequence[str]
-    client_id: str = "gateway"
+    client_id: str = CLIENT_ID
     rack: str = ""
-    credentials: Credentials = dict
+    credentials: security.Credentials = dict
     request_timeout: float = 5.0
     metadata_max_age: float = 2.0
     metadata_hedge: float = 1.0
     reconnect: tuple[float, float] = (0.05, 1.0)
-    idle: float = 300.0
-    random: Any = field(default=random.random)
+
+    @classmethod
+    def of(cls, kafka: Kafka, servers: Sequence[str] | None = None) -> ClusterSettings:
+        """As configured. servers: in place of the configured ones (the embedded broker's)."""
+        return cls(
+            servers=servers if servers is not None else kafka.servers,
+            client_id=kafka.client_id or CLIENT_ID,
+            rack=kafka.rack or "",
+            credentials=security.credentials(kafka.security),
+            request_timeout=kafka.request_timeout,
+            metadata_max_age=kafka.metadata_max_age,
+            reconnect=(kafka.reconnect.initial, kafka.reconnect.max),
+        )
 
 
 class Cluster:
@@ -61,8 +81,7 @@ class Cluster:
             client_id=settings.client_id,
             credentials=settings.credentials,
             request_timeout=settings.request_timeout,
-            idle=settings.idle,
-            backoff=lambda: Backoff(ceiling=ceiling, random=settings.random, floor=floor),
+            backoff=lambda: Backoff(ceiling=ceiling, random=random.random, floor=floor),
         )
         self.metadata = Metadata(
             self.connections,

@@ -9,10 +9,12 @@ from support.reading import cluster, fetched, wants
 from support.records import produce
 from support.until import until
 
+from gateway.config.kafka import Kafka
 from gateway.core.record import TopicPartition
 from gateway.errors import BrokerUnavailable, UnknownTopic
 from gateway.kafka.changes import Change
 from gateway.kafka.cluster import Cluster, ClusterSettings, address
+from gateway.kafka.connections import Role
 from gateway.kafka.offsets import LATEST, Offset
 
 NOT_LEADER = 6
@@ -30,6 +32,23 @@ NOT_LEADER = 6
 )
 def test_servers_are_host_and_port(server: str, expected: tuple[str, int]):
     assert address(server) == expected
+
+
+def test_settings_are_those_of_the_configuration():
+    kafka = Kafka.model_validate(
+        {
+            "servers": ["one:9092", "two:9093"],
+            "rack": "a",
+            "requestTimeout": "3s",
+            "metadataMaxAge": "1s",
+            "reconnect": {"initial": "10ms", "max": "2s"},
+        }
+    )
+    made = ClusterSettings.of(kafka)
+    assert tuple(made.servers) == ("one:9092", "two:9093")
+    assert (made.client_id, made.rack, made.request_timeout) == ("gateway", "a", 3.0)
+    assert (made.metadata_max_age, made.reconnect) == (1.0, (0.01, 2.0))
+    assert ClusterSettings.of(kafka, ["mock:1"]).servers == ["mock:1"]
 
 
 async def test_starting_without_kafka_returns_at_once_and_says_how_it_stands():
@@ -139,3 +158,46 @@ async def test_closing_leaves_no_task_and_no_connection(kafka, topic):
             await waiting
         await until(lambda: not any(broker.open_connections for broker in proxy.brokers))
     await until(lambda: asyncio.all_tasks() == before)
+
+
+async def followed(kafkas: Cluster, topic: str, node: int) -> int:
+    """How many partitions that `node` does not lead answer a fetch now."""
+    parts: dict[int, dict] = {}
+    for tp, want in wants(kafkas, topic).items():
+        leader = kafkas.leader(tp)
+        if leader is not None and leader[0] != node:
+            parts.setdefault(leader[0], {})[tp] = want
+    answered = 0
+    for other, part in parts.items():
+        answers = await kafkas.fetch(other, Role.TAIL, part, max_wait=0.01)
+        answered += sum(answer.error_code == 0 for answer in answers.values())
+    return answered
+
+
+async def test_a_frozen_broker_holds_up_nothing_that_others_lead(kafka3):
+    """SIGSTOP: the connection stays open and nobody answers on it."""
+    assert kafka3.local is not None
+    assignment = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
+    name = await asyncio.to_thread(lambda: kafka3.topic(assignment=assignment, replication=3))
+    await produce(kafka3.bootstrap, name, [b"%d" % number for number in range(30)])
+    options = {"request_timeout": 2.0, "metadata_hedge": 0.5, "metadata_max_age": 0.5}
+    async with cluster(kafka3.bootstrap, name, **options) as kafkas:
+        await fetched(kafkas, wants(kafkas, name))
+        await until(lambda: len(kafkas.metadata.brokers) == 3)
+        leaders = {tp.partition: kafkas.leader(tp) for tp in wants(kafkas, name)}
+        assert {leader[0] for leader in leaders.values() if leader} == {1, 2, 3}
+        kafka3.local.node(1).freeze()
+        loop = asyncio.get_running_loop()
+        longest, began = 0.0, loop.time()
+        tp = TopicPartition(name, 0)
+        while (leader := kafkas.leader(tp)) is None or leader[0] == 1:
+            assert loop.time() - began < 60, "nobody took over"
+            at = loop.time()
+            assert await followed(kafkas, name, 1) == 2
+            longest = max(longest, loop.time() - at)
+            await asyncio.sleep(0.02)
+        assert longest < 5
+        (answer,) = (await fetched(kafkas, {tp: wants(kafkas, name)[tp]})).values()
+        assert answer.error_code == 0 and answer.records
+        ends = await kafkas.list_offsets(dict.fromkeys(wants(kafkas, name), LATEST))
+        assert all(isinstance(end, Offset) for end in ends.values()), ends
