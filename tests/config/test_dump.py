@@ -11,11 +11,12 @@ from gateway.errors import ConfigError
 
 VISIBLE = st.characters(exclude_categories=("Cc", "Cs"))
 TEXT = st.text(VISIBLE, min_size=1, max_size=12).filter(lambda text: text.strip())
-TRICKY = st.sampled_from(
+TRICKY = (
     ["null", "no", "1", "1e3", "~", "<<", "- a", "a: b", "#", "'", '"', "\\", "${env.X}", "${$}",
-     "${params.a}", "$", " a ", "é", "a\u2028b", "\U0001f600", "\ufeff", "%", "@", "true", "0x1f"]
+     "${params.a}", "$", " a ", "é", "a\u2028b", "\U0001f600", "\ufeff", "%", "@", "true", "0x1f",
+     "yes", "1_0", "a\uffffb", "x" * 500]
 )  # fmt: skip
-WORDS = TEXT | TRICKY
+WORDS = TEXT | st.sampled_from(TRICKY)
 TOPICS = st.lists(st.from_regex(r"[a-z0-9_-]{1,8}", fullmatch=True), min_size=1, unique=True)
 DURATION = st.integers(100_000, 60_000_000).map(lambda micros: f"{micros / 1000:.3f}ms")
 SIZE = st.integers(1, 2**40).map(lambda count: f"{count}B")
@@ -104,6 +105,19 @@ def test_dumped_settings_load_as_equal_ones_and_hold_no_secret(raw: dict[str, An
     assert "hunter2" not in text
     assert loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"}) == settings
     assert dump(loads(text, environ={"KAFKA_SECURITY_SASL_PASSWORD": "hunter2"})) == text
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_a_text_that_looks_like_something_else_is_dumped_as_text(text: str):
+    raw = {
+        "name": text,
+        "kafka": {"servers": "embedded", "rack": text},
+        "guards": {text: {"type": "jwt", "keys": "http://k", "attributes": {text: text}}},
+    }
+    settings = Settings.model_validate(raw)
+    loaded = loads(dump(settings), environ={"X": "not this"})
+    assert loaded == settings
+    assert loaded.name == text
 
 
 def secured(password: str) -> str:

@@ -31,7 +31,10 @@ def test_a_text_without_holes_is_a_literal():
     assert Template.parse("orders").render() == "orders"
 
 
-@given(st.text(), st.text())
+TEXTS = st.text() | st.text("a${}.") | st.sampled_from(["${params.x}", "${"])
+
+
+@given(TEXTS, TEXTS)
 @settings(deadline=None)
 def test_what_a_client_sends_is_text_and_never_a_template(before: str, sent: str):
     """Also where it looks like one, or could close or open one with its neighbours."""
