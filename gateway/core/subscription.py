@@ -44,6 +44,7 @@ class Subscription:
     count:  records after which it ends, likewise.
     since:  time in seconds of the epoch as of which pending places of its own are to be
             resolved; goes into its ids while there are any.
+    received: text of the token it came with; its first id, until anything else was told.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Subscription:
         until: Mapping[TopicPartition, int] | None = None,
         count: int | None = None,
         since: int | None = None,
+        received: bytes | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.channel = channel
@@ -62,6 +64,7 @@ class Subscription:
         self.until = until
         self.count = count
         self.since = since
+        self.received = received
         self.wake = wake
         self.own: Position = dict(own or {})
         self.cursor = channel.head
@@ -90,11 +93,8 @@ class Subscription:
         channel, tail = self.channel, self.channel.tail
         while self.cursor < channel.head and channel.chunk(self.cursor).only_ready:
             self.cursor += 1
-        position = dict(tail.position)
-        if self.cursor < channel.head:
-            position = tail.position_before(channel.chunk(self.cursor).turn)
-        writer = self._own_writer({**position, **self.own})
-        return list(tail.readiness.pending()), channel.token(writer.text())
+        text = self.received or self._cursor_writer().text()
+        return list(tail.readiness.pending()), channel.token(text)
 
     def take(self, budget: int) -> bytes:
         """About `budget` bytes that can be sent now; empty while there are none.
@@ -106,9 +106,9 @@ class Subscription:
         if self.ended:
             return b""
         self._out, self._left, self._writer = [], budget, None
+        self._tell()
         self._ride()
         if self.cursor == self.channel.head and not self.ended:
-            self._tell()
             self._read_alone()
         self.more = self._left <= 0 and not self.ended
         return b"".join(self._out)
@@ -185,6 +185,13 @@ class Subscription:
             self._key = (issued, *sorted(self.own.items(), key=lambda item: item[0]))
         return self.channel.cohort(chunk, self.own, self._key, issued)
 
+    def _cursor_writer(self) -> TokenWriter:
+        channel, tail = self.channel, self.channel.tail
+        if self.cursor == channel.head:
+            return self._own_writer(self.own)
+        before = tail.position_before(channel.chunk(self.cursor).turn)
+        return self._own_writer({**before, **self.own})
+
     def _own_writer(self, overlay: Mapping[TopicPartition, Place]) -> TokenWriter:
         writer = self.channel.tail.writer(overlay)
         if self.since is not None and any(place.pending for place in self.own.values()):
@@ -194,10 +201,18 @@ class Subscription:
     # reading alone
 
     def _tell(self) -> None:
+        """Gaps found out about a place. One id for all: it holds nothing that was not told."""
         told, self._told = self._told, []
-        for tp, place, gap in told:
+        if not told:
+            return
+        for tp, place, _ in told:
             self._put(tp, place)
-            self._send(gap, place)
+        for _, _, gap in told:
+            self._out.append(self.channel.encoder.head(gap) or b"")
+            self._out.append(self.channel.encoder.end(None))
+            if self.channel.ends_at(gap):
+                self.ended = "offset-out-of-range"
+        self._out[-1] = self._end(self._cursor_writer())
 
     def _read_alone(self) -> None:
         self._turns = deque(tp for tp in self._turns if tp in self.own)

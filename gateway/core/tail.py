@@ -83,18 +83,30 @@ class Tail:
         self._move(log.tp, log.place if log.next is not None else place)
         self._base.setdefault(log.tp, self._places[log.tp])
 
+    def identify(self, topic: str, id: str) -> None:
+        """The topic's id as metadata has it. One that follows another is in tokens from the
+        gap on that tells of it."""
+        if id and not self.ids[topic]:
+            self._writer.identify(topic, id)
+        self.ids[topic] = id or self.ids[topic]
+
     def await_since(self, tp: TopicPartition, epoch: int, since: int) -> None:
         """Nobody knows the end of this partition yet: it will be found as of `since`, in
         seconds of the epoch, or exactly, as the end of `epoch`."""
         self.since.setdefault(tp, since)
         self._move(tp, Place(None, epoch))
 
+    def issue(self, now: int) -> None:
+        """Note the time, in seconds of the epoch. While a partition is pending it stays at the
+        time as of which its end will be found: a token must not forget that."""
+        self._writer.issue(min(self.since.values(), default=now))
+
     def turn(self, entries: Iterable[Entry], now: int) -> Turn:
         """Take over what the logs took over. `now` in seconds of the epoch."""
         exact = self.exact
+        self.issue(now)
         items: list[Item] = []
         moves: Position = {}
-        self._writer.issue(min(self.since.values(), default=now))
         for entry in entries:
             self._take(entry, moves)
             items.append(Item(entry, self._writer.text() if exact else None))

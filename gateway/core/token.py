@@ -194,6 +194,7 @@ class Token:
     issued: int
     cluster: bytes
     topics: list[TokenTopic]
+    text: bytes
 
     def among(self, names: Iterable[str]) -> dict[str, TokenTopic]:
         """Those of a stream's topics that the token speaks of, by name."""
@@ -278,7 +279,7 @@ def decode(token: str) -> Token:
     topics = [_topic(reader) for _ in range(reader.varint(MAX_PARTITIONS))]
     if not reader.done():
         raise _corrupt()
-    return Token(view, issued, cluster, topics)
+    return Token(view, issued, cluster, topics, text)
 
 
 def _topic(reader: _Reader) -> TokenTopic:

@@ -17,12 +17,13 @@ from ..core.position import NO_EPOCH, Place
 from ..core.reading import LATEST, Live
 from ..core.record import Gap, Reason, TopicPartition
 from ..core.subscription import Subscription
+from ..core.token import Token
 from ..errors import KafkaError
 from ..kafka import offsets
 from ..wire import sse
+from . import resume
 from .encoder import control
 from .feeds import SharedTail
-from .resume import named
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -37,8 +38,8 @@ VERIFY_AGAIN = 0.25  # seconds
 class Client:
     """See the module.
 
-    refused:  the token that could not be used, in words; told as a gap.
-    changed:  the token came from another view of the same topics.
+    token:    what it resumes from.
+    refused:  it came with a token that could not be used; told as a gap.
     """
 
     def __init__(
@@ -50,8 +51,8 @@ class Client:
         heartbeat: float,
         deadline: float,
         lifetime: float | None = None,
+        token: Token | None = None,
         refused: bool = False,
-        changed: bool = False,
     ) -> None:
         self.subscription = subscription
         self._hub = hub
@@ -59,8 +60,8 @@ class Client:
         self._heartbeat = heartbeat
         self._deadline = deadline
         self._lifetime = lifetime
+        self._token = token
         self._refused = refused
-        self._changed = changed
         self._woken = asyncio.Event()
         self._work: dict[TopicPartition, asyncio.Task[None]] = {}
         subscription.wake = self._woken.set
@@ -86,6 +87,7 @@ class Client:
         subscription = self.subscription
         ends = asyncio.get_running_loop().time() + (self._lifetime or 1e9)
         try:
+            self._see_to_lacks()
             yield self._begin()
             while True:
                 self._woken.clear()
@@ -134,11 +136,11 @@ class Client:
         tail = self._shared.tail
         data: dict[str, Any] = {
             "topics": list(tail.ids),
-            "partitions": named(tail.logs),
+            "partitions": resume.named(tail.logs),
             "pending": [{"topic": tp.topic, "partition": tp.partition} for tp in pending],
             "resume": "exact" if tail.exact else "batch",
         }
-        if self._changed:
+        if self._token is not None and self._token.view != self.subscription.channel.view:
             data["view"] = "changed"
         first = sse.retry(int(1000 * random.uniform(*RETRY)))
         if not self._refused:
@@ -159,9 +161,17 @@ class Client:
         if not subscription.own or subscription.ended:
             return
         for tp, place in subscription.unverified():
-            self._do(tp, self._verify(tp, place))
+            if not self._is_recreated(tp.topic):
+                self._do(tp, self._verify(tp, place))
         for tp, place in subscription.lacks():
             self._do(tp, self._fetch(tp, place))
+
+    def _is_recreated(self, topic: str) -> bool:
+        token, tail = self._token, self._shared.tail
+        if token is None or not resume.recreated(token, topic, tail, self.subscription):
+            return False
+        self._woken.set()
+        return True
 
     def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
         if tp in self._work:
@@ -182,8 +192,7 @@ class Client:
 
     async def _verify(self, tp: TopicPartition, place: Place) -> None:
         """Hold a token's place against the log: resolve it, or see whether it was cut off."""
-        held = self._shared.tail.logs[tp]
-        lineage = held.lineage
+        lineage = self._shared.tail.logs[tp].lineage
         if place.offset is None:
             since = self.subscription.since or int(time.time())
             start = Live(

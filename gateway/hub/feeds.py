@@ -26,6 +26,7 @@ from ..kafka.cluster import Cluster
 from ..kafka.fetcher import Fetcher
 from .transform import Transformer
 
+ANNOUNCE = 10.0  # seconds between `position` events where every event has its id
 STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
 
 
@@ -45,7 +46,16 @@ class SharedTail:
         self.tail = tail
         self.channels: dict[bytes, Channel] = {}
         self.used = 0.0
+        self.announced: dict[bytes, float] = {}
         self.changed: set[asyncio.Future[None]] = set()
+
+    def is_due(self, view: bytes, now: float) -> bool:
+        """Is it time to tell a channel's idle clients where they are? At once where ids come
+        in batches only: they must not stay out for longer than a quarter of a second."""
+        if self.tail.exact and now - self.announced.get(view, now - ANNOUNCE) < ANNOUNCE:
+            return False
+        self.announced[view] = now
+        return True
 
     @property
     def idle(self) -> bool:
@@ -63,6 +73,7 @@ class Feeds:
         self.by_partition: dict[TopicPartition, Feed] = {}
         self.fetcher = Fetcher(cluster, self._deliver)
         self._topic = topic
+        self._tails: dict[str, set[SharedTail]] = {}
         self._transformers: dict[str, Transformer] = {}
         self._loop = asyncio.get_running_loop()
         self._pending: list[Entry] = []
@@ -72,27 +83,38 @@ class Feeds:
         self._unlisten()
         await self.fetcher.close()
 
-    def open(self, topic: str) -> list[Feed]:
-        """The feeds of all partitions of a topic that metadata knows."""
+    def open(self, topic: str, least: int = 0) -> list[Feed]:
+        """The feeds of all partitions of a topic that metadata knows, and of as many as a token
+        knows while it does not."""
         known = self.cluster.topic(topic)
-        partitions = sorted(known.partitions) if known is not None else []
-        return [self._feed(TopicPartition(topic, p), None) for p in partitions]
+        partitions = set(known.partitions) if known is not None else set()
+        partitions |= set(range(least))
+        return [self._feed(TopicPartition(topic, p), None) for p in sorted(partitions)]
 
     def close_topic(self, topic: str) -> None:
         """Nobody looks at it any more."""
         for tp in [tp for tp in self.by_partition if tp.topic == topic]:
             self.fetcher.drop(tp)
             del self.by_partition[tp]
+        self._tails.pop(topic, None)
         self.cluster.metadata.unwatch(topic)
+
+    @property
+    def topics(self) -> set[str]:
+        return {tp.topic for tp in self.by_partition} | self._tails.keys()
 
     def attach(self, shared: SharedTail) -> None:
         """Let a new tail take part in its partitions' entries."""
+        for topic in shared.tail.ids:
+            self._tails.setdefault(topic, set()).add(shared)
         for tp in shared.tail.logs:
             feed = self.by_partition[tp]
             feed.tails.add(shared)
             self._pend(shared.tail, feed)
 
     def detach(self, shared: SharedTail) -> None:
+        for topic in shared.tail.ids:
+            self._tails[topic].discard(shared)
         for feed in self.by_partition.values():
             feed.tails.discard(shared)
 
@@ -161,11 +183,11 @@ class Feeds:
     def _changed(self, change: Change) -> None:
         """Partitions that came into being since are read from their first record on."""
         name = change.topic.name
-        tails = {t for tp, f in self.by_partition.items() if tp.topic == name for t in f.tails}
-        if not any(tp.topic == name for tp in self.by_partition):
+        tails = self._tails.get(name)
+        if tails is None:
             return
         for shared in tails:
-            shared.tail.ids[name] = str(change.topic.topic_id or "")
+            shared.tail.identify(name, str(change.topic.topic_id or ""))
         for p in change.topic.partitions:
             tp = TopicPartition(name, p)
             if tp in self.by_partition:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 
 from ..config import Settings, Topic
 from ..core.channel import Channel
 from ..core.position import NO_EPOCH, Place, Position
 from ..core.reading import EARLIEST, LATEST, Since
-from ..core.record import Gap, TopicPartition
+from ..core.record import TopicPartition
 from ..core.subscription import SlowClient, Subscription
 from ..core.tail import Tail
+from ..core.token import Token
 from ..errors import AccessDenied, KafkaError, UnknownTopic
 from ..formats import format_for
 from ..kafka import offsets
@@ -30,7 +32,7 @@ from .view import View
 log = logging.getLogger(__name__)
 
 LINGER = 60.0  # seconds that a topic is read after its last client left
-SWEEP = 1.0
+SWEEP = 0.25
 PROBE = 1.0  # seconds to wait for a broker's word on access
 DENIED = 29
 _NOWHERE = 1 << 62  # an offset no log has: the answer carries an error, never records
@@ -43,6 +45,7 @@ class Hub:
         self.cluster = cluster
         self.settings = settings
         self.clients: set[Client] = set()
+        self.draining = False
         self._topics: dict[str, Topic] = {topic.name: topic for topic in settings.kafka.topics}
         self._tails: dict[tuple[str, ...], SharedTail] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -71,6 +74,7 @@ class Hub:
 
     def drain(self, reason: str = "drain") -> None:
         """End all streams; their clients come back, spread over some seconds."""
+        self.draining = True
         for client in list(self.clients):
             client.end(reason)
 
@@ -100,7 +104,7 @@ class Hub:
         await self._open_all(view.topics, known=start.token is not None)
         if start.token is not None:
             resume.check(start.token, self.cluster.id or "", view.topics)
-        shared = self._tail(view.topics)
+        shared = self._tail(view.topics, start.token)
         channel = self._channel(shared, view)
         subscription = await self._subscribe(shared, channel, start, slow, deadline)
         client = Client(
@@ -111,7 +115,7 @@ class Hub:
             deadline=deadline,
             lifetime=lifetime,
             refused=refused,
-            changed=start.token is not None and start.token.view != view.digest,
+            token=start.token,
         )
         self.clients.add(client)
         return client
@@ -128,6 +132,7 @@ class Hub:
             except UnknownTopic:
                 if not known:
                     raise
+                self.cluster.metadata.watch(name)
 
     async def _open(self, name: str) -> None:
         """Watch a topic and read all of its partitions; once for all who ask."""
@@ -214,16 +219,19 @@ class Hub:
 
     # tails and channels
 
-    def _tail(self, topics: tuple[str, ...]) -> SharedTail:
+    def _tail(self, topics: tuple[str, ...], token: Token | None) -> SharedTail:
         shared = self._tails.get(topics)
         if shared is None:
-            feeds = [feed for name in topics for feed in self.feeds.open(name)]
+            told = token.among(topics) if token is not None else {}
+            counts = {name: len(told[name].offsets) if name in told else 0 for name in topics}
+            feeds = [feed for name in topics for feed in self.feeds.open(name, counts[name])]
             ids = {name: self._id(name) for name in topics}
             tail = Tail(self.cluster.id or "", [feed.log for feed in feeds], ids)
             shared = self._tails[topics] = SharedTail(tail)
             self.feeds.attach(shared)
             self.feeds.refresh_readiness(shared)
         shared.used = asyncio.get_running_loop().time()
+        shared.tail.issue(int(time.time()))
         return shared
 
     def _id(self, name: str) -> str:
@@ -252,22 +260,23 @@ class Hub:
     ) -> Subscription:
         tail = shared.tail
         own: Position = {}
-        gaps: list[tuple[TopicPartition, Place, Gap]] = []
-        since: int | None = None
-        if start.token is not None:
-            own, gaps = resume.places(start.token, tail)
-            since = start.token.issued
+        token = start.token
+        if token is not None:
+            own = resume.places(token, tail)
         elif start.origin != "live":
             own = await self._found(tail, start.origin, deadline)
         until = None
         if start.until is not None:
             until = await self._until(tail, start.until, deadline)
-        subscription = Subscription(
-            channel, own, slow=slow, until=until, count=start.count, since=since
+        return Subscription(
+            channel,
+            own,
+            slow=slow,
+            until=until,
+            count=start.count,
+            since=token.issued if token else None,
+            received=token.text if token else None,
         )
-        for tp, place, gap in gaps:
-            subscription.verified(tp, place, gap)
-        return subscription
 
     async def _found(self, tail: Tail, origin: object, deadline: float) -> Position:
         """Where a start by time is, for the partitions that answer in time. The others start
@@ -310,21 +319,21 @@ class Hub:
         for topics, shared in list(self._tails.items()):
             if not shared.idle:
                 shared.used = now
-                self._announce(shared)
+                self._announce(shared, now)
             elif now - shared.used > LINGER:
                 self.feeds.detach(shared)
                 del self._tails[topics]
         used = {name for topics in self._tails for name in topics}
         used |= {*self.settings.kafka.bootstrap, *self._opening}
-        for name in {tp.topic for tp in self.feeds.by_partition} - used:
+        for name in self.feeds.topics - used:
             self.feeds.close_topic(name)
         self._bound_memory(now)
 
-    def _announce(self, shared: SharedTail) -> None:
+    def _announce(self, shared: SharedTail, now: float) -> None:
         for digest, channel in list(shared.channels.items()):
             if not channel.followers:
                 del shared.channels[digest]
-            elif channel.announce() is not None:
+            elif shared.is_due(digest, now) and channel.announce() is not None:
                 for follower in channel.followers:
                     follower.wake()
 

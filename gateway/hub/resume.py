@@ -12,6 +12,7 @@ from typing import Literal
 
 from ..core.position import NO_EPOCH, UNVERIFIED, Place, Position
 from ..core.record import Gap, Reason, TopicPartition
+from ..core.subscription import Subscription
 from ..core.tail import Tail
 from ..core.token import Token, digest
 from ..errors import TokenForeign
@@ -46,14 +47,13 @@ def check(token: Token, cluster: str, topics: tuple[str, ...]) -> None:
         )
 
 
-def places(token: Token, tail: Tail) -> tuple[Position, list[tuple[TopicPartition, Place, Gap]]]:
-    """What the token says of each partition, unverified, and gaps to tell: topics created
-    anew. Partitions it does not speak of came into being after it: they start at 0; topics
-    it does not speak of were added to the route: they start with the tail."""
+def places(token: Token, tail: Tail) -> Position:
+    """What the token says of each partition, unverified. Partitions it does not speak of came
+    into being after it: they start at 0; topics it does not speak of were added to the route:
+    they start with the tail."""
     own: Position = {}
-    gaps: list[tuple[TopicPartition, Place, Gap]] = []
     known = token.among(tail.ids)
-    for tp, log in tail.logs.items():
+    for tp in tail.logs:
         topic = known.get(tp.topic)
         if topic is None:
             continue
@@ -62,11 +62,20 @@ def places(token: Token, tail: Tail) -> tuple[Position, list[tuple[TopicPartitio
             continue
         offset, epoch = topic.offsets[tp.partition], topic.epochs[tp.partition]
         own[tp] = Place(offset, epoch, UNVERIFIED)
-        if not topic.is_topic(tail.ids[tp.topic]):
-            at = offset or 0
-            gap = Gap(tp, at, 0, NO_EPOCH, Reason.RECREATED)
-            gaps.append((tp, Place(0, NO_EPOCH, log.lineage), gap))
-    return own, gaps
+    return own
+
+
+def recreated(token: Token, topic: str, tail: Tail, subscription: Subscription) -> bool:
+    """Is the token of an earlier topic of this name? Then each partition is told so at once,
+    for an id holds one topic id: from where the token stood to the new log's first offset."""
+    known = token.among([topic]).get(topic)
+    if known is None or known.is_topic(tail.ids[topic]):
+        return False
+    for tp, place in subscription.unverified():
+        if tp.topic == topic:
+            gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
+            subscription.verified(tp, Place(0, NO_EPOCH, tail.logs[tp].lineage), gap)
+    return True
 
 
 def named(tps: Mapping[TopicPartition, object]) -> dict[str, int]:

@@ -1,0 +1,1 @@
+"""HTTP: routes to streams, health, errors as problems. Knows nothing of Kafka's errors."""

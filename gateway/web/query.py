@@ -1,0 +1,142 @@
+"""What a request asks for: where to start, where to end, which token to go on from.
+
+`Last-Event-ID` beats `?lastEventId=`, and both beat `?from=`. Times: ISO 8601 (without an
+offset they are UTC), or back from now as in `-5m`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal, NamedTuple, TypeVar
+
+from starlette.requests import Request
+
+from ..core import token as tokens
+from ..core.token import Token
+from ..errors import RequestError, TokenError
+from ..hub.resume import Start
+
+_AGO = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d)")
+_COUNT = re.compile(r"[0-9]{1,12}")
+_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+SLACK = 5_000  # milliseconds by which a start may be older than the route's history
+PARAMETERS = frozenset({"from", "until", "lastEventId"})
+
+T = TypeVar("T")
+History = Literal["none", "all"] | float
+
+
+class Asked(NamedTuple):
+    """start, and the error of a token that could not be read by one who cannot hear of it."""
+
+    start: Start
+    refused: TokenError | None
+
+
+def is_event_source(request: Request) -> bool:
+    """A browser's EventSource, or a library on fetch: any answer but 200 ends it for good.
+    Those who fetch say so (Fetch Metadata), programs with an HTTP client of their own do not."""
+    headers = request.headers
+    accepts = "text/event-stream" in headers.get("accept", "")
+    mode = "sec-fetch-mode" in headers
+    return accepts and (mode or headers.get("user-agent", "").startswith("Mozilla/"))
+
+
+def asked(request: Request, *, default: Literal["live", "earliest"], history: History) -> Asked:
+    """Raises RequestError 400 and 403, and TokenError for programs."""
+    token, refused = _token(request)
+    origin = _one(request, "from", lambda text: _origin(text, history))
+    until, count = _until(request)
+    start = Start(token, origin if origin is not None else _allowed(default, history), until, count)
+    return Asked(start, refused)
+
+
+def _token(request: Request) -> tuple[Token | None, TokenError | None]:
+    header = request.headers.get("last-event-id", "")
+    query = _one(request, "lastEventId", str)
+    text = header or query
+    if not text:
+        return None, None
+    try:
+        return tokens.decode(text), None
+    except TokenError as exc:
+        if header and is_event_source(request):
+            return None, exc
+        raise
+
+
+def _origin(text: str, history: History) -> Literal["live", "earliest"] | int:
+    if text in ("live", "latest"):
+        return "live"
+    oldest = _oldest(history)
+    if text == "earliest":
+        return _allowed("earliest", history)
+    at = _time(text, "from")
+    if at > now():
+        raise _bad(f"?from={text} lies in the future; leave it out to begin now")
+    if oldest is None or at < oldest - SLACK:
+        back = "does not go back at all" if history == "none" else f"goes back {history:g} s"
+        raise RequestError(403, "History is limited", f"this route {back}; ask for less of it")
+    return at
+
+
+def _allowed(
+    origin: Literal["live", "earliest"], history: History
+) -> Literal["live", "earliest"] | int:
+    """As far back as the route lets anyone go."""
+    if origin == "live" or history == "all":
+        return origin
+    oldest = _oldest(history)
+    return "live" if oldest is None else oldest
+
+
+def _oldest(history: History) -> int | None:
+    """In milliseconds of the epoch; None if the route has no history."""
+    if history == "all":
+        return 0
+    return None if history == "none" else now() - int(history * 1000)
+
+
+def _until(request: Request) -> tuple[Literal["latest"] | int | None, int | None]:
+    text = _one(request, "until", str)
+    if text is None or text == "latest":
+        return ("latest" if text else None), None
+    if _COUNT.fullmatch(text):
+        if int(text) == 0:
+            raise _bad("?until=0 asks for no record at all; ask for one or more")
+        return None, int(text)
+    return _time(text, "until"), None
+
+
+def _time(text: str, name: str) -> int:
+    ago = _AGO.fullmatch(text)
+    if ago is not None:
+        return max(0, now() - int(int(ago[1]) * _SECONDS[ago[2]] * 1000))
+    try:
+        at = datetime.fromisoformat(text.replace(" ", "+"))
+        at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        return max(0, int(at.timestamp() * 1000))
+    except (ValueError, OverflowError):
+        words = "live, earliest, " if name == "from" else "latest, a number of records, "
+        raise _bad(
+            f"?{name}={text[:64]} is not understood; use {words}an ISO 8601 time or -5m"
+        ) from None
+
+
+def _one(request: Request, name: str, read: Callable[[str], T]) -> T | None:
+    values = request.query_params.getlist(name)
+    if len(values) > 1:
+        raise _bad(f"?{name}= is given {len(values)} times; give it once")
+    return read(values[0]) if values and values[0] else None
+
+
+def _bad(detail: str) -> RequestError:
+    return RequestError(400, "Bad request", detail)
+
+
+def now() -> int:
+    """Milliseconds of the epoch."""
+    return int(time.time() * 1000)

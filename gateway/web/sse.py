@@ -1,0 +1,49 @@
+"""The answer to an EventSource: finished bytes, under any ASGI server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import AppStatus
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..hub.encoder import control
+from ..wire import sse
+
+HEADERS = {
+    "Cache-Control": "no-store, no-transform",
+    "X-Accel-Buffering": "no",
+    "Vary": "Origin, Accept",
+}
+AWAY = (3.0, 10.0)  # seconds after which an EventSource tries again when Kafka is away
+
+# Streams end by themselves when the gateway drains; sse-starlette would cut them off first.
+AppStatus.disable_automatic_graceful_drain()  # type: ignore[no-untyped-call]
+
+
+class StreamResponse(EventSourceResponse):
+    """A stream whose bytes, heartbeats included, are the hub's.
+
+    close: called when it is over, also when the client went away before the first byte.
+    """
+
+    def __init__(self, stream: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
+        super().__init__(stream, headers=HEADERS, ping=0)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+def unavailable(reason: str) -> Response:
+    """What an EventSource is told when it cannot be served now: any other status would end it
+    for good (WHATWG HTML 9.2.3)."""
+    body = sse.retry(int(1000 * random.uniform(*AWAY))) + control("end", {"reason": reason}) + b"\n"
+    return Response(body, headers=HEADERS, media_type="text/event-stream")

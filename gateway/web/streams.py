@@ -1,0 +1,115 @@
+"""Routes to streams: which topics, filters and format a request is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ..config import Route, Settings
+from ..core.filters import Filter, Filters
+from ..core.subscription import SlowClient
+from ..errors import AccessDenied, KafkaError, RequestError, TokenError, UnknownTopic
+from ..hub.client import Client
+from ..hub.hub import Hub
+from ..hub.resume import Start
+from ..hub.view import View
+from . import query
+from .sse import HEADERS, StreamResponse, unavailable
+
+
+class Streams:
+    """An ASGI application: every configured route, 404 for what is none."""
+
+    def __init__(self, hub: Hub, settings: Settings) -> None:
+        self._hub = hub
+        self._routes = [(when.pattern, route) for route in settings.routes for when in route.when]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        route, params = self._match(scope)
+        if request.method not in ("GET", "HEAD"):
+            raise HTTPException(405, headers={"Allow": "GET, HEAD, OPTIONS"})
+        response = await self._respond(request, route, params)
+        await response(scope, receive, send)
+
+    def _match(self, scope: Scope) -> tuple[Route, Mapping[str, str]]:
+        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
+        for pattern, route in self._routes:
+            params = pattern.match(path)
+            if params is not None:
+                return route, params
+        raise HTTPException(404)
+
+    async def _respond(self, request: Request, route: Route, params: Mapping[str, str]) -> Response:
+        view = view_of(route, params, dict(request.query_params))
+        asked = query.asked(request, default=self._default(view), history=route.with_.history)
+        if request.method == "HEAD":
+            return Response(headers=HEADERS, media_type="text/event-stream")
+        try:
+            client = await self._subscribe(request, route, view, asked)
+        except (UnknownTopic, AccessDenied):
+            raise
+        except KafkaError:
+            if query.is_event_source(request):
+                return unavailable("kafka-unavailable")
+            raise
+        await client.ready()
+        return StreamResponse(client.stream(), client.close)
+
+    async def _subscribe(
+        self, request: Request, route: Route, view: View, asked: query.Asked
+    ) -> Client:
+        try:
+            return await self._open(route, view, asked.start, refused=asked.refused is not None)
+        except TokenError:
+            if not (query.is_event_source(request) and request.headers.get("last-event-id")):
+                raise
+            return await self._open(route, view, _without_token(asked.start), refused=True)
+
+    async def _open(self, route: Route, view: View, start: Start, *, refused: bool) -> Client:
+        with_ = route.with_
+        return await self._hub.subscribe(
+            view,
+            start,
+            heartbeat=with_.heartbeat,
+            slow=SlowClient(with_.slow_client),
+            lifetime=with_.max_lifetime,
+            refused=refused,
+        )
+
+    def _default(self, view: View) -> Literal["live", "earliest"]:
+        """`defaultOffset`: historical only if every topic of the view is."""
+        topics = [self._hub.topic(name) for name in view.topics]
+        return "earliest" if all(t.default_offset == "historical" for t in topics) else "live"
+
+
+def view_of(route: Route, params: Mapping[str, str], asked: Mapping[str, str]) -> View:
+    """The view of one request. Raises RequestError where a template lacks its value."""
+    with_ = route.with_
+    topics = tuple(template.render(params=params, query=asked) for template in with_.sources)
+    if any(not topic or len(topic) > 249 for topic in topics):
+        raise RequestError(404, "Unknown topic", "this path names no topic; see the routes")
+    filters = tuple(
+        Filter(
+            key=one.key.render(params=params, query=asked).encode() if one.key else None,
+            headers=tuple(
+                (name, template.render(params=params, query=asked).encode())
+                for name, template in sorted(one.headers.items())
+            ),
+            fields=tuple(
+                (pointer, template.render(params=params, query=asked))
+                for pointer, template in sorted(one.value.items())
+            ),
+        )
+        for one in with_.filters
+    )
+    return View(tuple(dict.fromkeys(topics)), Filters(filters), with_.format, with_.binary)
+
+
+def _without_token(start: Start) -> Start:
+    return Start(None, start.origin, start.until, start.count)

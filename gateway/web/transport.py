@@ -1,0 +1,280 @@
+"""The HTTP edge: uvicorn's protocol with the limits that it and httptools do not set.
+
+    head       64 KiB (431, or 414 for the request line alone), complete within 10 s (408)
+    body       64 KiB (413), complete within 10 s (408); chunk framing and trailers count
+    meaning    `head`: one Host, chunked or Content-Length, http targets (400, 501, 505)
+    pipelining 16 requests behind an unanswered one, then no more are read (429 in its turn)
+
+A refusal is a problem (RFC 9457) that the client can read: it is sent in its turn, the sending
+side is closed, and what still comes is read and forgotten for two seconds. Closing at once
+would have the kernel answer unread bytes with a reset, which eats the refusal. (RFC 9112 9.6)
+
+The price: FIGURES
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from asyncio import TimerHandle
+from enum import Enum
+from typing import cast
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from ..errors import RequestError
+from . import head
+
+
+class Phase(Enum):
+    """Where in a request the next byte belongs."""
+
+    IDLE = "between requests"
+    HEAD = "head"
+    BODY = "body"
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """For `uvicorn.Config(http=...)`. Another limit is a subclass with another constant.
+
+    Sizes in bytes, times in seconds.
+    """
+
+    HEAD_BYTES = 64 * 1024
+    HEAD_SECONDS = 10.0
+    BODY_BYTES = 64 * 1024
+    BODY_SECONDS = 10.0
+    LINGER_SECONDS = 2.0
+    PIPELINED = 16
+    # A peer that vanished (no FIN: a phone out of reach) holds its stream until the kernel
+    # gives up on what it never acknowledged: 15 minutes by default. Two to four heartbeats
+    # say it sooner. Linux counts a window that stays shut as well, so a client that reads
+    # nothing for this long is cut; its resume token brings it back without loss.
+    USER_TIMEOUT = 60.0
+
+    _phase = Phase.IDLE
+    _size = 0
+    _open = 0
+    _deaf = False
+    _refusal: RequestError | None = None
+    _timer: TimerHandle | None = None
+
+    # `_size`:    bytes that came after the buffer in which the head, or the body, began.
+    # `_open`:    requests handed to the application and not answered to the end.
+    # `_deaf`:    a request was refused; no more are read from this connection.
+    # `_refusal`: it waits for the answers before it.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit_silence()
+        self._arm(self.HEAD_SECONDS)
+
+    def _limit_silence(self) -> None:
+        peer = cast("socket.socket | None", self.transport.get_extra_info("socket"))
+        # A UNIX socket has neither this option nor peers that vanish.
+        if sys.platform == "linux" and peer is not None and peer.family != socket.AF_UNIX:
+            wait = int(self.USER_TIMEOUT * 1000)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf:
+            return
+        self._unset_keepalive_if_required()
+        self._size += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            self._refuse(_refusal_of(error))
+        else:
+            self._watch()
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as stop:
+                if self._should_upgrade():
+                    self._disarm()
+                    self._deaf = True
+                    self.handle_websocket_upgrade()
+                    return
+                # Other protocols are not offered: the request is answered as HTTP/1.1
+                # (RFC 9110 7.8; curl --http2 asks so), and the parser goes on behind it.
+                data = data[stop.args[0] :]
+
+    def _watch(self) -> None:
+        """After each piece: is the request too big, or does it have to hurry?"""
+        if self._deaf:
+            return
+        if self._phase is Phase.IDLE and self._open:
+            self._disarm()
+        elif self._phase is Phase.HEAD and self._size > self.HEAD_BYTES:
+            self._refuse(self._head_too_large())
+        elif self._phase is Phase.BODY and self._size > self.BODY_BYTES + self.HEAD_BYTES:
+            self._refuse(self._body_too_large())
+        elif self._timer is None:
+            body = self._phase is Phase.BODY
+            self._arm(self.BODY_SECONDS if body else self.HEAD_SECONDS)
+
+    # What the parser says. An error raised here comes out of `feed_data` as its context.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._phase = Phase.HEAD
+        self._size = 0
+        self._disarm()
+
+    def on_headers_complete(self) -> None:
+        self._check()
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is before:  # a WebSocket
+            return
+        self._phase = Phase.BODY
+        self._size = self._body = 0
+        self._disarm()
+        self._open += 1
+        if not self.parser.should_upgrade():
+            self.headers = []  # for the trailers, which are none of the application's headers
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        if self._body > self.BODY_BYTES:
+            raise self._body_too_large()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._phase = Phase.IDLE
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        self._open -= 1
+        super().on_response_complete()
+        if self._refusal is not None and not self._open and not self.transport.is_closing():
+            self._answer(self._refusal)
+
+    def _check(self) -> None:
+        if head.size(self.url, self.headers) > self.HEAD_BYTES:
+            raise self._head_too_large()
+        method = self.parser.get_method()
+        length = head.body_length(self.parser.get_http_version(), self.headers)
+        self.url = head.origin_form(method, self.url, self.headers)
+        if length is not None and length > self.BODY_BYTES:
+            raise self._body_too_large()
+        if self._open > self.PIPELINED:
+            detail = f"more than {self.PIPELINED} requests wait on this connection; open another"
+            raise RequestError(429, "Too many pipelined requests", detail)
+        if self.parser.should_upgrade() and (length != 0 or self._open):
+            # The parser skips the body: its bytes would be read as the next request.
+            raise head.bad_request("an upgrade with a body or behind an unanswered request")
+
+    # Refusing, in turn.
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer with a problem when its turn comes, read no more requests, and close."""
+        self._deaf = True
+        self._disarm()
+        self.logger.info("refused a request: %d %s: %s", error.status, error.title, error)
+        if self._phase is Phase.BODY:
+            self._refuse_body(error)
+        elif self._open:
+            self._wait_turn(error)
+        else:
+            self._answer(error)
+
+    def _refuse_body(self, error: RequestError) -> None:
+        """The application has this request already: take it back if that is still possible."""
+        if self.cycle.response_complete:
+            self._linger()
+        elif self._open > 1:
+            self.pipeline.popleft()
+            self._open -= 1
+            self._wait_turn(error)
+        elif self.cycle.response_started:
+            self.transport.close()
+        else:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self._answer(error)
+
+    def _wait_turn(self, error: RequestError) -> None:
+        self._refusal = error
+        self.flow.pause_reading()
+
+    def _answer(self, error: RequestError) -> None:
+        told = {"title": error.title, "status": error.status, "detail": str(error)}
+        body = json.dumps(told).encode()
+        headers = [
+            *self.server_state.default_headers,
+            (b"content-type", b"application/problem+json"),
+            (b"content-length", b"%d" % len(body)),
+            (b"cache-control", b"no-store"),
+            (b"connection", b"close"),
+        ]
+        lines = b"".join([b"%s: %s\r\n" % header for header in headers])
+        if self._phase is not Phase.IDLE and self.parser.get_method() == b"HEAD":
+            body = b""
+        self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close our side and read the other's to its end, or for LINGER_SECONDS."""
+        self._unset_keepalive_if_required()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._timer = self.loop.call_later(self.LINGER_SECONDS, self.transport.abort)
+
+    def _head_too_large(self) -> RequestError:
+        if head.size(self.url, []) > self.HEAD_BYTES:
+            detail = f"the request line is over {self.HEAD_BYTES} bytes; send tokens as headers"
+            return RequestError(414, "URI too long", detail)
+        detail = f"request line and headers are over {self.HEAD_BYTES} bytes; send fewer cookies"
+        return RequestError(431, "Request header fields too large", detail)
+
+    def _body_too_large(self) -> RequestError:
+        detail = f"the body, or its chunk framing, is over {self.BODY_BYTES} bytes; send less"
+        return RequestError(413, "Content too large", detail)
+
+    # Deadlines. A request that comes whole in one piece never starts a timer.
+
+    def _arm(self, seconds: float) -> None:
+        self._timer = self.loop.call_later(seconds, self._overdue)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _overdue(self) -> None:
+        self._timer = None
+        if self.transport.is_closing():
+            return
+        if self.flow.read_paused:  # we keep the client waiting, not it us
+            self._arm(self.HEAD_SECONDS)
+        elif self._phase is Phase.IDLE:
+            self.transport.close()
+        else:
+            part, seconds = self._phase.value, self.HEAD_SECONDS
+            if self._phase is Phase.BODY:
+                seconds = self.BODY_SECONDS
+            detail = f"the request's {part} was not complete after {seconds:g} s; send it again"
+            self._refuse(RequestError(408, "Request timeout", detail))
+
+
+def _refusal_of(error: httptools.HttpParserError) -> RequestError:
+    if isinstance(error.__context__, RequestError):
+        return error.__context__
+    reason = str(error)
+    if "PRI" in reason:  # HTTP/2's preface (RFC 9113 3.4)
+        detail = "this port speaks HTTP/1.1; HTTP/2 is for a proxy in front of it"
+        return RequestError(505, "HTTP version not supported", detail)
+    return head.bad_request(f"not HTTP/1.1: {reason}")
