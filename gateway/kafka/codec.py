@@ -136,7 +136,16 @@ class Reader:
 
     def ints(self) -> tuple[int, ...]:
         """An array of int32."""
-        return tuple(self.i32() for _ in range(self.array()))
+        count = self.array()
+        if count * 4 > len(self.data) - self.pos:
+            raise ValueError("an array longer than its message")
+        return self.unpack(struct.Struct(f">{count}i"))
+
+    def unpack(self, kind: struct.Struct) -> tuple[int, ...]:
+        """Several fixed fields at once."""
+        values = kind.unpack_from(self.data, self.pos)
+        self.pos += kind.size
+        return values
 
     def tags(self) -> dict[int, bytes]:
         if not self.flexible:

@@ -25,7 +25,7 @@ def cause_of(exc: BaseException | None) -> Cause:
     while exc is not None:
         if isinstance(exc, _REFUSED):
             return Cause.AUTHENTICATION
-        if isinstance(exc, ssl.SSLError) and "ALERT" in (exc.reason or ""):
+        if isinstance(exc, ssl.SSLError) and "ALERT" in (getattr(exc, "reason", None) or ""):
             return Cause.AUTHENTICATION
         exc = exc.__cause__
     return Cause.TIMEOUT if timeout else Cause.CONNECTION

@@ -27,6 +27,8 @@ from .codec import Reader, Writer, read_tags
 
 R = TypeVar("R")
 
+_PARTITION = struct.Struct(">hiii")
+
 CONSUMER = -1  # replica id of one who is no replica
 
 
@@ -191,7 +193,7 @@ class MetadataRequest(Request[MetadataAnswer]):
 
     @staticmethod
     def _partition(read: Reader) -> tuple[int, PartitionAnswer]:
-        error, index, leader, epoch = read.i16(), read.i32(), read.i32(), read.i32()
+        error, index, leader, epoch = read.unpack(_PARTITION)
         replicas, isr = read.ints(), read.ints()
         read.ints()  # offline replicas
         read.tags()

@@ -1,9 +1,8 @@
 """What the brokers say about topics: leaders, epochs, ids.
 
-One refresh serves all who ask at the same time. It asks the broker that failed longest ago,
-turns to another after a second of silence (a frozen broker raises nothing), and keeps what it
-knows against older answers: brokers learn of changes at different times, so an answer with a
-lower leader epoch (KIP-320) or with the id of a topic that was replaced is not believed.
+One refresh serves all who ask at the same time, and keeps what it knows against older answers:
+brokers learn of changes at different times, so neither a leader of a lower epoch (`changes`)
+nor the id of a topic that was replaced is believed, nor a single broker that a topic is gone.
 """
 
 from __future__ import annotations
@@ -11,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.core.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 
+from .brokers import Brokers
 from .changes import DENIED, Change, Moved, difference
-from .connections import Connections, Role
-from .messages import BrokerAnswer, MetadataAnswer, MetadataRequest, TopicAnswer
+from .connections import Connections
+from .messages import BrokerAnswer, TopicAnswer
 
 UNKNOWN_TOPIC = 3
 INVALID_TOPIC = 17
@@ -59,25 +59,27 @@ class Metadata:
         max_age: float = 2.0,
         hedge: float = 1.0,
     ) -> None:
-        self.cluster_id: str | None = None
-        self.brokers: dict[int, BrokerAnswer] = {}
         self.error: KafkaError | None = None
-        self._connections = connections
-        self._bootstrap = tuple(-1 - index for index in range(len(bootstrap)))
+        self._brokers = Brokers(connections, bootstrap, hedge)
         self._max_age = max_age
-        self._hedge = hedge
         self._watched: set[str] = set()
         self._topics: dict[str, _Topic] = {}
         self._listeners: list[Listener] = []
-        self._failed_at: dict[int, float] = {}
-        self._asking: dict[asyncio.Task[MetadataAnswer], int] = {}
         self._round: asyncio.Task[None] | None = None
         self._asked: frozenset[str] | None = None  # topics of the round, once it was sent
         self._round_at = float("-inf")
         self._interval = 0.0
         self._wake = asyncio.Event()
         self._periodic: asyncio.Task[None] | None = None
-        connections.know(dict(zip(self._bootstrap, bootstrap, strict=True)))
+
+    @property
+    def brokers(self) -> Mapping[int, BrokerAnswer]:
+        """By node id, as of the last answer."""
+        return self._brokers.known
+
+    @property
+    def cluster_id(self) -> str | None:
+        return self._brokers.cluster_id
 
     @property
     def reachable(self) -> bool:
@@ -130,10 +132,11 @@ class Metadata:
             self._periodic = asyncio.create_task(self._refresh_forever())
 
     async def close(self) -> None:
-        tasks = [*self._asking, *(task for task in (self._periodic, self._round) if task)]
+        tasks = [task for task in (self._periodic, self._round) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._brokers.close()
 
     async def refresh(self, reason: str) -> None:
         """Ask for everything watched, once for all who ask now; returns after the answer.
@@ -148,7 +151,13 @@ class Metadata:
             self._asked = None
             self._round = asyncio.create_task(self._refresh_once())
             self._round.add_done_callback(_retrieve)
-        await asyncio.shield(self._round)
+        current = self._round
+        try:
+            await asyncio.shield(current)
+        except asyncio.CancelledError:
+            if not current.cancelled():
+                raise
+            raise BrokerUnavailable("the connections to Kafka are closed") from None
 
     async def describe(self, topic: str) -> TopicAnswer:
         """A topic that need not be watched.
@@ -162,7 +171,7 @@ class Metadata:
         denials: set[int] = set()
         while True:
             try:
-                node, answer = await self._ask((topic,), denials)
+                node, answer = await self._brokers.ask((topic,), never=denials)
             except KafkaError:
                 if not denials:
                     raise
@@ -192,6 +201,8 @@ class Metadata:
                 await self.refresh("age")
             except KafkaError as exc:
                 log.debug("metadata refresh failed: %s", exc)
+            except Exception:
+                log.exception("metadata cannot be refreshed; it is tried again")
             age = self._max_age if self.reachable else _LATER
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(age):
@@ -202,7 +213,7 @@ class Metadata:
         await self._space()
         self._asked = frozenset(self._watched)
         try:
-            node, answer = await self._ask(sorted(self._asked), self._doubtful())
+            node, answer = await self._brokers.ask(sorted(self._asked), last=self._doubtful())
         except KafkaError as exc:
             self.error = exc
             raise
@@ -222,66 +233,6 @@ class Metadata:
         """Brokers that do not know a topic which others may know: ask those others."""
         topics = self._topics.values()
         return {node for topic in topics if topic.known.error == 0 for node in topic.missing}
-
-    async def _ask(self, topics: Sequence[str], doubted: set[int]) -> tuple[int, MetadataAnswer]:
-        """The first answer, and whose it is. A silent broker is left behind, not waited for.
-
-        doubted: brokers to ask only if all others fail; never twice in one `describe`.
-        """
-        left = self._candidates(doubted)
-        asked: dict[asyncio.Task[MetadataAnswer], int] = {}
-        error: BaseException = BrokerUnavailable("no broker is left to ask for metadata")
-        while left or asked:
-            if left:
-                node = left.pop(0)
-                asked[self._request(node, topics)] = node
-            done, _ = await asyncio.wait(
-                asked,
-                timeout=self._hedge if left else None,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not done:
-                now = asyncio.get_running_loop().time()
-                self._failed_at.update(dict.fromkeys(asked.values(), now))
-            for task in done:
-                node = asked.pop(task)
-                failure = task.exception()
-                if failure is None:
-                    self._learn(task.result())
-                    return node, task.result()
-                error = failure
-        raise error
-
-    def _candidates(self, doubted: set[int]) -> list[int]:
-        """Whom to ask, in order: who failed longest ago first; bootstrap servers last."""
-        busy = set(self._asking.values())
-        known = sorted(
-            self.brokers, key=lambda node: (node in busy, self._failed_at.get(node, 0.0), node)
-        )
-        return [node for node in (*known, *self._bootstrap) if node not in doubted]
-
-    def _request(self, node: int, topics: Sequence[str]) -> asyncio.Task[MetadataAnswer]:
-        """Ask one broker. Goes on when nobody waits any more: so that its silence is noted."""
-        task = asyncio.create_task(self._send(node, topics))
-        self._asking[task] = node
-        task.add_done_callback(self._answered)
-        return task
-
-    async def _send(self, node: int, topics: Sequence[str]) -> MetadataAnswer:
-        answer = await self._connections.send(node, Role.CONTROL, MetadataRequest(topics))
-        if not answer.brokers:
-            raise BrokerUnavailable(f"broker {node} knows no brokers yet: it is starting")
-        return answer
-
-    def _answered(self, task: asyncio.Task[MetadataAnswer]) -> None:
-        node = self._asking.pop(task)
-        if task.cancelled() or task.exception() is not None:
-            self._failed_at[node] = task.get_loop().time()
-
-    def _learn(self, answer: MetadataAnswer) -> None:
-        self.cluster_id = answer.cluster_id
-        self.brokers = {broker.node: broker for broker in answer.brokers}
-        self._connections.know({b.node: (b.host, b.port) for b in answer.brokers})
 
     def _merge(self, answer: TopicAnswer, node: int) -> None:
         """Take one topic of an answer, unless it is older than what is known."""

@@ -21,7 +21,7 @@ from .tokens import FileToken, FixedToken, IssuedToken
 if TYPE_CHECKING:
     from pydantic import SecretStr
 
-    from gateway.config.kafka import Sasl, Security, Tls
+    from gateway.config.security import Sasl, Security, Tls
 
 Credentials = Callable[[], Mapping[str, Any]]
 

@@ -198,6 +198,30 @@ async def test_deletion_is_told_when_two_brokers_say_so():
     await metadata.close()
 
 
+async def test_a_broker_that_lost_a_topic_is_still_asked_when_it_is_the_only_one_left():
+    kafka = Kafka(b1=orders(), b2=orders())
+    metadata, _ = watching(kafka)
+    await metadata.refresh("learn of the brokers")
+    kafka.says = {1: NO_SUCH, 2: AWAY}
+    kafka.bootstrap = AWAY
+    for _ in range(3):
+        await metadata.refresh("test")
+        assert metadata.reachable
+    await metadata.close()
+
+
+async def test_who_waits_for_a_refresh_that_is_closed_is_told_and_not_cancelled():
+    kafka = Kafka(b1=None)
+    metadata, _ = watching(kafka)
+    waiting = asyncio.create_task(metadata.refresh("test"))
+    describing = asyncio.create_task(metadata.describe("orders"))
+    await until(lambda: len(kafka.asked) == 2)
+    await metadata.close()
+    for task in (waiting, describing):
+        with pytest.raises(BrokerUnavailable, match="closed"):
+            await task
+
+
 async def test_a_topic_that_never_was_is_told_as_deleted_and_appears_later():
     kafka = Kafka(b1=NO_SUCH)
     metadata, changes = watching(kafka)

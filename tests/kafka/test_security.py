@@ -16,7 +16,7 @@ from support.certificates import Authority
 from support.needs import absent
 from support.until import until
 
-from gateway.config.kafka import Security
+from gateway.config.security import Security
 from gateway.errors import AccessDenied, AuthenticationFailed, KafkaError, LocalBrokerError
 from gateway.kafka.cluster import Cluster, ClusterSettings
 from gateway.kafka.local import LocalKafka
