@@ -73,6 +73,68 @@ def test_units_and_choices_are_typed():
     assert made.routes[0].when[0].pattern.match("/e/7") == {"c": "7"}
 
 
+FULL = """\
+name: orders
+listen: {host: 127.0.0.1, port: 8080}
+kafka:
+  servers: [localhost:9092]
+  bootstrap: [orders]
+  topics:
+    - name: orders
+      defaultOffset: live
+      partitionReadyTimeout: 5s
+      offsetOutOfRange: earliest
+      reconnect: {initial: 50ms, max: 1s}
+      cache: {bytes: 64MiB, age: 10m}
+      isolation: read_committed
+      clockSkew: 60s
+      key: {model: string}
+      value: {model: avro, catalog: registry0}
+      transforms: [{extract-headers: {region: "${message.value.region}"}}]
+routes:
+  - when: [{path: "/events/{customer}"}]
+    guarded: {jwt0: ["orders:read"]}
+    with:
+      topic: orders
+      filters:
+        - key: "${params.customer}"
+          headers: {tenant: "${guarded['jwt0'].attributes.tenant}"}
+          value: {/owner: "${guarded['jwt0'].identity}", /region: "${query.region}"}
+      format: value
+      heartbeat: 15s
+      history: 24h
+      slowClient: catchUp
+guards:
+  jwt0: {type: jwt, issuer: https://id, audience: shop, keys: https://id/jwks,
+         attributes: {tenant: org.tenant}}
+catalogs: {registry0: {type: schema-registry, url: http://localhost:8081}}
+telemetry: {metrics: {prometheus: /metrics}, traces: {otlp: http://localhost:4318}}
+"""
+
+
+def test_a_full_file_is_read_to_its_last_word():
+    made = loads(FULL)
+    assert made.warnings == ()
+    (route,) = made.routes
+    assert route.guarded == {"jwt0": ("orders:read",)}
+    assert route.with_.topic is not None and route.with_.topic.literal == "orders"
+    (condition,) = route.with_.filters
+    given: dict[str, Any] = {
+        "params": {"customer": "7"},
+        "query": {"region": "eu"},
+        "identity": {"jwt0": "ann"},
+        "attributes": {"jwt0": {"tenant": "t1"}},
+    }
+    assert condition.key is not None and condition.key.render(**given) == "7"
+    assert condition.headers["tenant"].render(**given) == "t1"
+    assert {name: text.render(**given) for name, text in condition.value.items()} == {
+        "/owner": "ann", "/region": "eu",
+    }  # fmt: skip
+    assert made.kafka.topics[0].value.catalog == "registry0"
+    assert made.catalogs["registry0"].url == "http://localhost:8081"
+    assert made.telemetry.traces.otlp == "http://localhost:4318"
+
+
 def test_settings_are_frozen_and_compare_by_value():
     made = settings()
     with pytest.raises(ValidationError, match="frozen"):
