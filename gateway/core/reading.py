@@ -133,8 +133,7 @@ class Reading:
     last_stable_offset: int = -1
     log_start: int = -1
     resets: int = 0
-    _by_time: bool = False
-    _too_young: bool = False
+    _upto: Place | None = None
     _validated: int = NO_EPOCH
     _above: bool = False
     _end: int | None = None
@@ -173,13 +172,14 @@ class Reading:
     def _resolve(self) -> Todo:
         """(b) the leader answers: its end. (c) leaderless at the connect: the end of the epoch
         known then, exact. (d) neither: by time, minus what the producers' clocks may lag."""
-        if isinstance(self.start, Since) and not self._too_young:
-            return ListOffset(self.start.timestamp)
-        if isinstance(self.start, Live):
-            if self.start.leaderless and self.start.epoch != NO_EPOCH:
-                return EpochEnd(self.start.epoch)
-            if self._by_time and not self._too_young:
-                return ListOffset(self.start.since - self.start.skew)
+        start = self.start
+        if isinstance(start, Since) and (self._upto or start.timestamp == EARLIEST):
+            return ListOffset(start.timestamp)
+        if isinstance(start, Live):
+            if start.leaderless and start.epoch != NO_EPOCH:
+                return EpochEnd(start.epoch)
+            if self._upto is not None:
+                return ListOffset(start.since - start.skew)
         return ListOffset(LATEST)
 
     def _reset(self) -> Todo:
@@ -212,6 +212,7 @@ class Reading:
             if self.place.offset is not None:
                 self._jump(0, NO_EPOCH, Reason.RECREATED)
             self.state = State.STREAMING if self.place.offset is not None else State.RESOLVING
+            self._upto = None
         self.topic_id = topic_id or self.topic_id
 
     def on_listed(self, offset: int | None, epoch: int, now: float) -> list[Entry]:
@@ -222,13 +223,23 @@ class Reading:
         if self.state is not State.RESOLVING:
             return []
         self.backoff.succeeded()
+        if self._upto is None and self._is_by_time(now):
+            # The end comes first: asked for after a time that no record is as young as, it
+            # would be past those written between the two answers.
+            self._upto = Place(offset, epoch if epoch != NO_EPOCH else self.leader_epoch)
+            return []
+        approximate = isinstance(self.start, Live) and self._upto is not None
         if offset is None:
-            self._too_young = True
-            return []
-        if isinstance(self.start, Live) and not self._by_time and now - self.start.born > FRESH_END:
-            self._by_time = True  # a frozen or hidden leader woke up: its end is not ours
-            return []
-        return self._resolved(offset, epoch, approximate=self._by_time)
+            assert self._upto is not None and self._upto.offset is not None
+            offset, epoch = self._upto.offset, self._upto.epoch
+        return self._resolved(offset, epoch, approximate)
+
+    def _is_by_time(self, now: float) -> bool:
+        """Is the end of the log not where to start?"""
+        if isinstance(self.start, Since):
+            return self.start.timestamp != EARLIEST
+        # a frozen or hidden leader woke up: its end is not that of the connect
+        return isinstance(self.start, Live) and now - self.start.born > FRESH_END
 
     def on_epoch_end(self, epoch: int, end: int, now: float) -> list[Entry]:
         """OffsetForLeaderEpoch answered; `end` is -1 when the broker cannot tell."""

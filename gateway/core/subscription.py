@@ -206,6 +206,7 @@ class Subscription:
         if not told:
             return
         for tp, place, _ in told:
+            self._drop_backlog(tp)  # what lies before the gap's end is not sent any more
             self._put(tp, place)
         for _, _, gap in told:
             self._out.append(self.channel.encoder.head(gap) or b"")
