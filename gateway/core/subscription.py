@@ -24,7 +24,7 @@ from .token import TokenWriter
 
 QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
 ENTRY_COST = 16  # of the budget, for an entry that may be filtered out
-BACKLOG = 1 << 20  # bytes of records from Kafka that wait for a client to take them
+BACKLOG = 1 << 18  # bytes of records from Kafka that wait for a client to take them
 
 
 class SlowClient(StrEnum):
@@ -126,6 +126,11 @@ class Subscription:
             self._put(tp, place)
         else:  # no id may hold what was not told
             self._told.append((tp, place, gap))
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of records from Kafka that wait to be taken."""
+        return self._backlog_bytes
 
     def lacks(self) -> list[tuple[TopicPartition, Place]]:
         """What has to come from Kafka, because no log holds it any more."""

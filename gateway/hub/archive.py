@@ -37,6 +37,8 @@ class Archive:
         self._topic = topic
         self._fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
         self._wanted: dict[TopicPartition, deque[_Wanted]] = {}
+        self._room = asyncio.Event()
+        self._room.set()
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -44,9 +46,17 @@ class Archive:
             for one in wanted:
                 one.answer.cancel()
 
+    def bound(self, full: bool) -> None:
+        """Hold reads back while clients have too much in hand that they did not take yet."""
+        if full:
+            self._room.clear()
+        else:
+            self._room.set()
+
     async def read(self, tp: TopicPartition, place: Place) -> Sequence[Entry]:
         """Some entries from a place on: at least one. Waits as long as Kafka takes."""
         assert place.offset is not None
+        await self._room.wait()
         entries = await self._ask(tp, At(place.offset, place.epoch))
         transforms = self._topic(tp.topic).transforms
         return list(map(Transformer(transforms), entries)) if transforms else entries

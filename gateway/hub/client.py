@@ -207,10 +207,22 @@ class Client:
             return
         end = await self._end_of(tp, place, place.offset)
         if end >= place.offset:
-            self.subscription.verified(tp, place._replace(lineage=lineage))
+            self.subscription.verified(
+                tp, place._replace(lineage=lineage), self._compacted(tp, place)
+            )
         else:
             gap = Gap(tp, place.offset, end, NO_EPOCH, Reason.TRUNCATED)
             self.subscription.verified(tp, Place(end, NO_EPOCH, lineage), gap)
+
+    def _compacted(self, tp: TopicPartition, place: Place) -> Gap | None:
+        """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""
+        kept, token = self._hub.tombstones.get(tp.topic), self._token
+        end = self._shared.tail.logs[tp].next
+        if kept is None or token is None or place.offset is None or end is None:
+            return None
+        if time.time() - token.issued <= kept or place.offset >= end:
+            return None
+        return Gap(tp, place.offset, end, place.epoch, Reason.COMPACTED)
 
     async def _end_of(self, tp: TopicPartition, place: Place, offset: int) -> int:
         """Where the log ends, or ended at the place's epoch; no less than `offset` if known so."""

@@ -179,6 +179,8 @@ class Feeds:
         if feed.log.next is None and isinstance(start, Live):
             epoch = start.epoch if start.leaderless else NO_EPOCH
             tail.await_since(feed.log.tp, epoch, start.since // 1000)
+        elif feed.log.next is None and isinstance(start, At):
+            tail.add(feed.log, Place(start.offset, start.epoch))
 
     def _changed(self, change: Change) -> None:
         """Partitions that came into being since are read from their first record on."""
@@ -214,7 +216,7 @@ def _log(log: Log, entry: Entry, now: float) -> None:
 def _publish(shared: SharedTail, entries: Iterable[Entry], wall: int) -> None:
     turn = shared.tail.turn(entries, wall)
     for channel in shared.channels.values():
-        if channel.publish(turn) is not None:
+        if channel.followers and channel.publish(turn) is not None:
             for follower in channel.followers:
                 follower.wake()
     trim(shared.tail, shared.channels.values())

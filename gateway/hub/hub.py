@@ -12,6 +12,7 @@ from ..core.channel import Channel
 from ..core.position import NO_EPOCH, Place, Position
 from ..core.reading import EARLIEST, LATEST, Since
 from ..core.record import TopicPartition
+from ..core.recovery import Cause
 from ..core.subscription import SlowClient, Subscription
 from ..core.tail import Tail
 from ..core.token import Token
@@ -46,6 +47,7 @@ class Hub:
         self.settings = settings
         self.clients: set[Client] = set()
         self.draining = False
+        self.tombstones: dict[str, float | None] = {}
         self._topics: dict[str, Topic] = {topic.name: topic for topic in settings.kafka.topics}
         self._tails: dict[tuple[str, ...], SharedTail] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
@@ -137,7 +139,7 @@ class Hub:
     async def _open(self, name: str) -> None:
         """Watch a topic and read all of its partitions; once for all who ask."""
         if self.cluster.topic(name) is not None and self._is_open(name):
-            self._check_known(name)
+            await self._check_known(name)
             return
         opening = self._opening.get(name)
         if opening is None:
@@ -153,9 +155,14 @@ class Hub:
     def _is_open(self, name: str) -> bool:
         return any(tp.topic == name for tp in self.feeds.by_partition)
 
-    def _check_known(self, name: str) -> None:
+    async def _check_known(self, name: str) -> None:
+        """A topic that is being read may have been deleted or forbidden since."""
         known = self.cluster.topic(name)
-        if known is not None and known.error == DENIED:
+        if known is not None and known.error not in (0, DENIED):
+            await self.cluster.describe(name)
+        feeds = [feed for tp, feed in self.feeds.by_partition.items() if tp.topic == name]
+        denied = all(feed.reading.cause is Cause.DENIED for feed in feeds)
+        if denied or (known is not None and known.error == DENIED):
             raise AccessDenied(
                 f"the gateway may not read {name}; allow it DESCRIBE and READ", topic=name
             )
@@ -166,6 +173,7 @@ class Hub:
         while self.cluster.topic(name) is None:
             await self.cluster.metadata.refresh(f"{name} is new here")
         await self._probe(name)
+        self.tombstones[name] = await self._tombstones(name)
         self.feeds.open(name)
 
     async def _probe(self, name: str) -> None:
@@ -191,6 +199,13 @@ class Hub:
         finally:
             for task in asking:
                 task.cancel()
+
+    async def _tombstones(self, name: str) -> float | None:
+        try:
+            async with asyncio.timeout(PROBE):
+                return await self.cluster.deletes_after(name)
+        except (KafkaError, TimeoutError):
+            return None
 
     async def _may_read(self, node: int, tp: TopicPartition, want: Want) -> bool | None:
         try:
@@ -342,9 +357,11 @@ class Hub:
         logs = [feed.log for feed in self.feeds.by_partition.values()]
         for each in logs:
             each.expire(now)
+        backlog = sum(client.subscription.backlog for client in self.clients)
+        self.archive.bound(backlog > self.settings.memory // 4)
         rings = sum(c.bytes for s in self._tails.values() for c in s.channels.values())
         held = sum(each.bytes for each in logs)
-        room = max(0, self.settings.memory - rings)
+        room = max(0, self.settings.memory - rings - backlog)
         if held > room:
             for each in logs:
                 each.shrink(int(each.bytes * room / held))

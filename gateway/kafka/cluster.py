@@ -18,6 +18,7 @@ from gateway.errors import KafkaError
 
 from . import fetch as fetching
 from . import offsets, security
+from .config_messages import DescribeConfigsRequest
 from .connections import Connections, Role
 from .fetch_messages import Fetched, Want
 from .messages import TopicAnswer
@@ -136,6 +137,19 @@ class Cluster:
     async def describe(self, topic: str) -> TopicAnswer:
         """See `Metadata.describe`."""
         return await self.metadata.describe(topic)
+
+    async def deletes_after(self, topic: str) -> float | None:
+        """Seconds for which a compacted topic keeps its tombstones (delete.retention.ms); None
+        for one that is not compacted, or whose configs may not be described."""
+        request = DescribeConfigsRequest(topic, ("cleanup.policy", "delete.retention.ms"))
+        node = next(iter(self.metadata.brokers), None)
+        if node is None:
+            return None
+        answer = await self.connections.send(node, Role.CONTROL, request)
+        kept = answer.values.get("delete.retention.ms")
+        if "compact" not in (answer.values.get("cleanup.policy") or "") or kept is None:
+            return None
+        return int(kept) / 1000
 
     async def list_offsets(
         self,

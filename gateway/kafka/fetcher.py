@@ -95,8 +95,14 @@ class Fetcher:
     # for lanes
 
     def hand(self, job: Job, entries: Sequence[Entry]) -> None:
-        if entries and self.jobs.get(job.reading.tp) is job:
-            self._deliver(job.reading, entries)
+        if not entries or self.jobs.get(job.reading.tp) is not job:
+            return
+        if job.waited and job.reading.is_ready:
+            job.waited, after, tp = False, self.now() - job.added, job.reading.tp
+            log.debug(
+                "partition ready after %.3fs topic=%s partition=%s", after, tp.topic, tp.partition
+            )
+        self._deliver(job.reading, entries)
 
     def hinder(self, job: Job, cause: Cause, delay: float | None) -> None:
         """A request for the job failed."""

@@ -52,6 +52,7 @@ class Job:
     replica: int | None = None
     replica_until: float = 0.0
     failures: int = 0
+    waited: bool = True
     want: Want | None = None
 
     def node(self, now: float) -> int | None:

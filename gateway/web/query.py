@@ -108,7 +108,10 @@ def _until(request: Request) -> tuple[Literal["latest"] | int | None, int | None
         if int(text) == 0:
             raise _bad("?until=0 asks for no record at all; ask for one or more")
         return None, int(text)
-    return _time(text, "until"), None
+    at = _time(text, "until")
+    if at > now():
+        raise _bad(f"?until={text[:64]} lies in the future; end at latest, or after a count")
+    return at, None
 
 
 def _time(text: str, name: str) -> int:

@@ -58,7 +58,11 @@ class Streams:
             if query.is_event_source(request):
                 return unavailable("kafka-unavailable")
             raise
-        await client.ready()
+        try:
+            await client.ready()
+        except BaseException:
+            client.close()
+            raise
         return StreamResponse(client.stream(), client.close)
 
     async def _subscribe(
