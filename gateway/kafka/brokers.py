@@ -34,7 +34,7 @@ class Brokers:
         self._bootstrap = tuple(-1 - index for index in range(len(bootstrap)))
         self._hedge = hedge
         self._failed_at: dict[int, float] = {}
-        self._asking: dict[asyncio.Task[MetadataAnswer], int] = {}
+        self._asking: dict[asyncio.Task[MetadataAnswer], int] = {}  # nodes, of those under way
         connections.know(dict(zip(self._bootstrap, bootstrap, strict=True)))
 
     async def ask(
@@ -79,10 +79,8 @@ class Brokers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _candidates(self, last: AbstractSet[int], never: AbstractSet[int]) -> list[int]:
-        busy = set(self._asking.values())  # still owe an answer: asking again is of no use
         known = sorted(
-            self.known,
-            key=lambda node: (node in last, node in busy, self._failed_at.get(node, 0.0), node),
+            self.known, key=lambda node: (node in last, self._failed_at.get(node, 0.0), node)
         )
         return [node for node in (*known, *self._bootstrap) if node not in never]
 

@@ -143,6 +143,7 @@ async def test_requests_are_counted_by_name(kafka, topic):
     async with cluster(kafka.bootstrap, name) as kafkas:
         await fetched(kafkas, wants(kafkas, name))
         await kafkas.list_offsets({TopicPartition(name, 0): LATEST})
+        await kafkas.metadata.refresh("test")
         assert kafkas.requests["Fetch"] == kafkas.requests["ListOffsets"] == 1
         assert kafkas.requests["Metadata"] >= 1
 

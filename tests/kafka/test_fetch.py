@@ -23,6 +23,10 @@ def values(read: list) -> list[bytes | None]:
     return [entry.value for entry in read if isinstance(entry, Record)]
 
 
+def codes(answers: dict) -> list[int]:
+    return [answer.error_code for answer in answers.values()]
+
+
 async def test_every_partition_is_read_from_its_first_record_to_its_last(kafka, topic):
     name = topic(partitions=12)
     sent = [Sent(b"%d" % number, b"k", number % 12) for number in range(600)]
@@ -54,8 +58,9 @@ async def test_aborted_records_are_left_out_and_the_position_passes_them(kafka, 
     async with cluster(kafka.bootstrap, name) as kafkas:
         read = await entries(kafkas, TopicPartition(name, 0), 0, 6)
     assert values(read) == [b"plain", b"yes"]
-    assert read[-1][1:3] == (5, 6)
+    # Kafka answers the abort before its marker is in the log, which may come after b"yes".
     assert isinstance(read[-1], Skip)
+    assert read[-1].next == 6
 
 
 async def test_an_open_transaction_shows_as_the_last_stable_offset(kafka, topic):
@@ -89,9 +94,9 @@ async def test_a_broker_that_forgot_the_session_is_asked_in_full_at_once(kafka, 
         session = FetchSession()
         await fetched(kafkas, wants(kafkas, name), session=session)
         session.id += 1
-        assert len(await fetched(kafkas, wants(kafkas, name), session=session)) == 2
+        assert codes(await fetched(kafkas, wants(kafkas, name), session=session)) == [0, 0]
         session.epoch += 7
-        assert len(await fetched(kafkas, wants(kafkas, name), session=session)) == 2
+        assert codes(await fetched(kafkas, wants(kafkas, name), session=session)) == [0, 0]
 
 
 async def test_a_cancelled_fetch_leaves_a_session_that_still_works(kafka, topic):
@@ -104,6 +109,7 @@ async def test_a_cancelled_fetch_leaves_a_session_that_still_works(kafka, topic)
         await until(lambda: kafkas.requests["Fetch"] > fetches)
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
+        assert session.epoch == 0  # whether the broker counted that fetch is not known
         await produce(kafka.bootstrap, name, [b"a"])
         (answer,) = (await fetched(kafkas, asked, session=session)).values()
         assert answer.records

@@ -39,6 +39,7 @@ class Kafka:
     def __init__(self, **says: object) -> None:
         self.says = {int(name[1:]): value for name, value in says.items()}
         self.bootstrap: object = None  # as broker 1
+        self.thawed = asyncio.Event()
         self.asked: list[tuple[int, tuple[str, ...]]] = []
         self.addresses: dict[int, tuple[str, int]] = {}
 
@@ -50,7 +51,8 @@ class Kafka:
         said = self.says[node] if node in self.says else self.bootstrap or self.says[1]
         await asyncio.sleep(0)
         if said is None:
-            await asyncio.Event().wait()
+            await self.thawed.wait()
+            said = self.says[node]
         if isinstance(said, Exception):
             raise said
         assert isinstance(said, TopicAnswer)
@@ -125,6 +127,34 @@ async def test_a_silent_broker_is_hedged_by_another_and_left_alone_next_time():
         await metadata.refresh("test")
         await metadata.refresh("test")
     assert kafka.nodes() == [-1, 1, 2, 2]
+    await metadata.close()
+
+
+async def test_a_broker_that_answers_late_is_not_the_first_to_be_asked_again():
+    kafka = Kafka(b1=None, b2=orders())
+    kafka.bootstrap = orders()
+    metadata, _ = watching(kafka, hedge=0.02)
+    await metadata.refresh("learn of the brokers")
+    await metadata.refresh("test")
+    kafka.thawed.set()
+    kafka.says[1] = orders()
+    await asyncio.sleep(0)
+    await metadata.refresh("test")
+    assert kafka.nodes() == [-1, 1, 2, 2]
+    await metadata.close()
+
+
+async def test_a_broker_that_owes_an_answer_is_asked_after_one_that_failed_since():
+    kafka = Kafka(b1=None, b2=orders())
+    kafka.bootstrap = orders()
+    metadata, _ = watching(kafka, hedge=0.02)
+    await metadata.refresh("learn of the brokers")
+    await metadata.refresh("1 is silent")
+    kafka.says[2] = AWAY
+    await metadata.refresh("2 fails after 1 did")
+    kafka.says[2] = orders()
+    await metadata.refresh("test")
+    assert kafka.nodes()[-1] == 2
     await metadata.close()
 
 

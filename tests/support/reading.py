@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+
+from support.until import PATIENCE
 
 from gateway.core.record import Entry, TopicPartition
 from gateway.kafka.batches import decode
 from gateway.kafka.cluster import Cluster, ClusterSettings
 from gateway.kafka.connections import Role
 from gateway.kafka.fetch import Fetched, FetchSession, Want
+from gateway.kafka.offsets import LATEST, Offset
 
 
 @asynccontextmanager
 async def cluster(bootstrap: Sequence[str], *topics: str, **options: Any) -> AsyncIterator[Cluster]:
-    """A cluster that knows the leaders of `topics`."""
+    """A cluster that knows the leaders of `topics`, which answer for every partition.
+
+    A leader of a topic just made is named before it serves it.
+    """
     async with Cluster(ClusterSettings(bootstrap, **options)) as made:
         for topic in topics:
             made.metadata.watch(topic)
-        await made.metadata.refresh("test")
+        async with asyncio.timeout(PATIENCE):
+            await made.metadata.refresh("test")
+            while not await _serving(made, topics):
+                await made.metadata.refresh("test")
+        made.requests.clear()
         yield made
+
+
+async def _serving(of: Cluster, topics: Sequence[str]) -> bool:
+    tps = [tp for topic in topics if of.topic(topic) for tp in wants(of, topic)]
+    listed = await of.list_offsets(dict.fromkeys(tps, LATEST))
+    return all(isinstance(offset, Offset) for offset in listed.values())
 
 
 def wants(
