@@ -62,6 +62,7 @@ class _Node:
     backoff: Backoff
     failed_at: float = -1.0
     retry_at: float | None = None
+    failure: KafkaError | None = None
     links: dict[Role, Link] = field(default_factory=dict)
     connecting: dict[Role, asyncio.Task[Link]] = field(default_factory=dict)
 
@@ -183,12 +184,12 @@ class Connections:
 
     def _gate(self, node: int, known: _Node) -> None:
         left = (known.retry_at or 0.0) - asyncio.get_running_loop().time()
-        if left > 0:
-            raise BrokerUnavailable(
-                f"{self._name(node)} failed; it is tried again in {left:.2f}s",
-                node=_public(node),
-                retry_after=left,
-            )
+        if left <= 0:
+            return
+        message = f"{known.failure or self._name(node)}; it is tried again in {left:.2f}s"
+        if isinstance(known.failure, AuthenticationFailed):
+            raise AuthenticationFailed(message, retry_after=left)
+        raise BrokerUnavailable(message, node=_public(node), retry_after=left)
 
     async def _open(self, node: int, role: Role, known: _Node) -> Link:
         started = asyncio.get_running_loop().time()
@@ -217,10 +218,15 @@ class Connections:
         cause = cause_of(exc)
         known = self._nodes.get(node)
         now = asyncio.get_running_loop().time()
-        delay = 0.0
         if known is not None and started > known.failed_at:
-            delay = known.backoff.delay(cause)
-            known.failed_at, known.retry_at = now, now + delay
+            known.failed_at, known.retry_at = now, now + known.backoff.delay(cause)
+        delay = max(0.0, (known.retry_at or 0.0) - now) if known is not None else 0.0
+        failure = self._told(node, exc, cause, delay)
+        if known is not None:
+            known.failure = failure
+        return failure
+
+    def _told(self, node: int, exc: BaseException, cause: Cause, delay: float) -> KafkaError:
         name = self._name(node)
         if cause is Cause.AUTHENTICATION:
             return AuthenticationFailed(

@@ -120,7 +120,7 @@ async def test_a_fetch_waits_for_records_and_not_longer(kafka, topic):
     async with cluster(kafka.bootstrap, name) as kafkas:
         waiting = asyncio.create_task(fetched(kafkas, wants(kafkas, name), max_wait=4.0))
         began = time.monotonic()
-        await asyncio.sleep(0.1)
+        await until(lambda: kafkas.requests["Fetch"])
         await produce(kafka.bootstrap, name, [b"a"])
         (answer,) = (await waiting).values()
         assert answer.records
@@ -214,7 +214,7 @@ async def test_roles_fetch_side_by_side(kafka, topic):
         asked = wants(kafkas, name)
         node, _ = kafkas.leader(TopicPartition(name, 0)) or (0, 0)
         tail = asyncio.create_task(kafkas.fetch(node, Role.TAIL, asked, max_wait=20.0))
-        await asyncio.sleep(0.05)
+        await until(lambda: kafkas.requests["Fetch"])
         began = time.monotonic()
         await kafkas.fetch(node, Role.CATCHUP, asked, max_wait=0.01)
         assert time.monotonic() - began < 10
