@@ -149,10 +149,11 @@ class Channel:
         return self.encoder.head(entry)
 
     def ends_at(self, entry: Entry) -> bool:
+        """Is it what `fails` is about? What a slow client is made to skip is not."""
         return (
             type(entry) is Gap
             and entry.tp.topic in self.fails
-            and entry.reason in (Reason.RETENTION, Reason.SKIPPED)
+            and entry.reason is Reason.RETENTION
         )
 
     def token(self, text: bytes) -> bytes:
@@ -204,6 +205,7 @@ class Channel:
 
     def _render_without(self, chunk: Chunk, own: Position, issued: int | None) -> bytes:
         kept = [event for event in chunk.events if event.tp not in own]
+        own = self.tail.marked(own)
         if not kept:
             return b""
         if kept[-1].text is None and chunk.events[-1].text is not None:

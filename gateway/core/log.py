@@ -105,6 +105,12 @@ class Log:
                 entry = entry._replace(offset=offset)
             yield entry
 
+    def retired(self, place: Place) -> bool:
+        """Is the place one of an earlier topic of this name?"""
+        if place.lineage < 0:
+            return False
+        return any(gap.reason is Reason.RECREATED for gap in self._rebases[place.lineage :])
+
     def rebase(self, place: Place) -> tuple[Gap | None, Place]:
         """A place of an older lineage in the present one, and the gap to tell, if any."""
         gap: Gap | None = None

@@ -14,6 +14,7 @@ from .record import TopicPartition
 
 UNVERIFIED = -1
 NO_EPOCH = -1
+RETIRED = -2
 
 
 class Place(NamedTuple):
@@ -21,7 +22,8 @@ class Place(NamedTuple):
 
     offset:  next offset to fetch; None while nobody knows it (pending).
     epoch:   leader epoch of the record before it; while pending, the epoch known when
-             the client connected; NO_EPOCH if none is known.
+             the client connected; NO_EPOCH if none is known. RETIRED, in a token: the offset
+             is of an earlier topic of this name.
     lineage: how often this process saw the log go back, or UNVERIFIED.
     """
 

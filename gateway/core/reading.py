@@ -260,13 +260,12 @@ class Reading:
         self.high_watermark, self.log_start = fetched.high_watermark, fetched.log_start
         self.last_stable_offset = fetched.last_stable_offset
         self.state, self._above, self._end = State.STREAMING, False, None
-        out: list[Entry] = []
         offset, epoch = self.place.offset, self.place.epoch
         assert offset is not None
+        out = self._readied(approximate=False)
         if self._gap is not None:
             out.append(Gap(self.tp, self._gap[0], offset, epoch, self._gap[1]))
             self._gap = None
-        out += self._readied(approximate=False)
         out += fetched.entries
         if fetched.next > offset:
             self.place = Place(fetched.next, fetched.epoch)
@@ -299,7 +298,7 @@ class Reading:
         if self.is_ready:
             return []
         self.is_ready = True
-        offset = self.place.offset
+        offset = self._gap[0] if self._gap else self.place.offset
         assert offset is not None
         return [Ready(self.tp, offset, offset, self.place.epoch, approximate)]
 

@@ -38,13 +38,13 @@ class SlowClient(StrEnum):
 class Subscription:
     """See the module.
 
-    own:    places that differ from the channel's, or may.
+    own:    places that differ from the channel's, or may; also of partitions that only its
+            token knows of yet: metadata here may be behind.
     until:  offsets at which partitions end; the subscription ends when all have. Such a
             one reads alone throughout.
     count:  records after which it ends, likewise.
     since:  time in seconds of the epoch as of which pending places of its own are to be
             resolved; goes into its ids while there are any.
-    received: text of the token it came with; its first id, until anything else was told.
     """
 
     def __init__(
@@ -56,7 +56,6 @@ class Subscription:
         until: Mapping[TopicPartition, int] | None = None,
         count: int | None = None,
         since: int | None = None,
-        received: bytes | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.channel = channel
@@ -64,7 +63,6 @@ class Subscription:
         self.until = until
         self.count = count
         self.since = since
-        self.received = received
         self.wake = wake
         self.own: Position = dict(own or {})
         self.cursor = channel.head
@@ -93,8 +91,7 @@ class Subscription:
         channel, tail = self.channel, self.channel.tail
         while self.cursor < channel.head and channel.chunk(self.cursor).only_ready:
             self.cursor += 1
-        text = self.received or self._cursor_writer().text()
-        return list(tail.readiness.pending()), channel.token(text)
+        return list(tail.readiness.pending()), channel.token(self._cursor_writer().text())
 
     def take(self, budget: int) -> bytes:
         """About `budget` bytes that can be sent now; empty while there are none.
@@ -117,8 +114,8 @@ class Subscription:
 
     def unverified(self) -> list[tuple[TopicPartition, Place]]:
         """Places that came with a token and were not held against the log yet."""
-        told = {tp for tp, _, _ in self._told}
-        return [(tp, p) for tp, p in self.own.items() if p.lineage == UNVERIFIED and tp not in told]
+        known = self.channel.tail.logs.keys() - {tp for tp, _, _ in self._told}
+        return [(tp, p) for tp, p in self.own.items() if p.lineage == UNVERIFIED and tp in known]
 
     def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
         """The log has the place, or `gap` says what became of it; `place` is where to go on."""
@@ -235,8 +232,8 @@ class Subscription:
 
     def _read(self, tp: TopicPartition) -> bool:
         """Send what there is of one partition; False if there was nothing."""
-        log = self.channel.tail.logs[tp]
-        if not self._placed(tp, log):
+        log = self.channel.tail.logs.get(tp)
+        if log is None or not self._placed(tp, log):
             return False
         quantum = self._left - QUANTUM
         progress = False
@@ -318,10 +315,12 @@ class Subscription:
         self._key = None
 
     def _lacks(self, tp: TopicPartition, place: Place) -> bool:
-        log = self.channel.tail.logs[tp]
+        log = self.channel.tail.logs.get(tp)
+        if log is None or place.lineage != log.lineage or tp in {tp for tp, _, _ in self._told}:
+            return False
         if place.offset is None or log.start is None or self._backlog.get(tp) or self._reached(tp):
             return False
-        return place.lineage == log.lineage and place.offset < log.start
+        return place.offset < log.start
 
     def _reached(self, tp: TopicPartition) -> bool:
         if self.until is None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .log import Log
-from .position import NO_EPOCH, Place, Position
+from .position import NO_EPOCH, RETIRED, Place, Position
 from .readiness import Readiness
 from .record import Entry, Fault, Gap, Ready, Reason, TopicPartition
 from .token import TokenWriter, TopicPlaces
@@ -47,10 +47,12 @@ class Tail:
     def __init__(self, cluster: str, logs: Iterable[Log], ids: Mapping[str, str]) -> None:
         self.cluster = cluster
         self.ids = dict(ids)
+        self._told = dict(ids)  # as tokens have them
         self.logs: dict[TopicPartition, Log] = {log.tp: log for log in logs}
         self.readiness = Readiness(set(self.logs))
         self.seq = 0
         self.since: dict[TopicPartition, int] = {}
+        self._retiring: set[TopicPartition] = set()
         self._places: Position = {tp: log.place for tp, log in self.logs.items()}
         self._writer = TokenWriter(cluster, self._topics())
         self._moves: deque[Position] = deque()
@@ -86,7 +88,8 @@ class Tail:
     def identify(self, topic: str, id: str) -> None:
         """The topic's id as metadata has it. One that follows another is in tokens from the
         gap on that tells of it."""
-        if id and not self.ids[topic]:
+        if id and not self._told[topic]:
+            self._told[topic] = id
             self._writer.identify(topic, id)
         self.ids[topic] = id or self.ids[topic]
 
@@ -132,9 +135,22 @@ class Tail:
         """A token of its own: this position, with some partitions elsewhere."""
         writer = TokenWriter(self.cluster, self._topics())
         writer.issue(self._writer.issued)
-        for tp, place in overlay.items():
+        retiring = {tp: self._places[tp] for tp in self._retiring}
+        for tp, place in self.marked({**retiring, **overlay}).items():
             writer.move(tp, place.offset, place.epoch)
         return writer
+
+    def marked(self, places: Mapping[TopicPartition, Place]) -> Position:
+        """Places as they go into a token: it has one id for a topic, so those of an earlier
+        topic of the name, whose gap is not told yet, are marked."""
+        return {
+            tp: place._replace(epoch=RETIRED) if self._is_retired(tp, place) else place
+            for tp, place in places.items()
+        }
+
+    def _is_retired(self, tp: TopicPartition, place: Place) -> bool:
+        log = self.logs.get(tp)
+        return tp in self._retiring or (log is not None and log.retired(place))
 
     def _take(self, entry: Entry, moves: Position) -> None:
         tp = entry.tp
@@ -148,9 +164,22 @@ class Tail:
         if type(entry) is Gap and entry.reason in (Reason.TRUNCATED, Reason.RECREATED):
             lineage += 1
             if entry.reason is Reason.RECREATED:
-                self._writer.identify(tp.topic, self.ids[tp.topic])
+                self._retire(tp)
         moves[tp] = Place(entry.next, entry.epoch, lineage)
         self._move(tp, moves[tp])
+
+    def _retire(self, tp: TopicPartition) -> None:
+        """The first gap of a topic created anew puts the new id into tokens; the others'
+        places are of the earlier topic until their own gaps are told."""
+        if tp in self._retiring:
+            self._retiring.discard(tp)
+            return
+        self._told[tp.topic] = self.ids[tp.topic]
+        self._writer.identify(tp.topic, self.ids[tp.topic])
+        for other in self.logs:
+            if other.topic == tp.topic and other != tp and self._places[other].offset is not None:
+                self._retiring.add(other)
+                self._writer.move(other, self._places[other].offset, RETIRED)
 
     def _move(self, tp: TopicPartition, place: Place) -> None:
         self._places[tp] = place
@@ -166,4 +195,4 @@ class Tail:
         unknown = Place(None, NO_EPOCH)
         places = [self._places.get(TopicPartition(name, p), unknown) for p in range(count)]
         offsets, epochs = [p.offset for p in places], [p.epoch for p in places]
-        return TopicPlaces(name, self.ids[name], offsets, epochs)
+        return TopicPlaces(name, self._told[name], offsets, epochs)

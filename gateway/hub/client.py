@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from ..core.position import NO_EPOCH, Place
+from ..core.position import NO_EPOCH, RETIRED, Place
 from ..core.reading import LATEST, Live
 from ..core.record import Gap, Reason, TopicPartition
 from ..core.subscription import Subscription
@@ -161,17 +161,18 @@ class Client:
         if not subscription.own or subscription.ended:
             return
         for tp, place in subscription.unverified():
-            if not self._is_recreated(tp.topic):
+            if place.epoch == RETIRED:
+                self._recreated(tp, place)
+            else:
                 self._do(tp, self._verify(tp, place))
         for tp, place in subscription.lacks():
             self._do(tp, self._fetch(tp, place))
 
-    def _is_recreated(self, topic: str) -> bool:
-        token, tail = self._token, self._shared.tail
-        if token is None or not resume.recreated(token, topic, tail, self.subscription):
-            return False
+    def _recreated(self, tp: TopicPartition, place: Place) -> None:
+        lineage = self._shared.tail.logs[tp].lineage
+        gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
+        self.subscription.verified(tp, Place(0, NO_EPOCH, lineage), gap)
         self._woken.set()
-        return True
 
     def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
         if tp in self._work:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from ..config import Settings, Topic
 from ..core.channel import Channel
@@ -51,6 +53,7 @@ class Hub:
         self._topics: dict[str, Topic] = {topic.name: topic for topic in settings.kafka.topics}
         self._tails: dict[tuple[str, ...], SharedTail] = {}
         self._opening: dict[str, asyncio.Task[None]] = {}
+        self._held: Counter[str] = Counter()
         self._tasks: list[asyncio.Task[None]] = []
         self.feeds: Feeds
         self.archive: Archive
@@ -103,10 +106,11 @@ class Hub:
         Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenForeign.
         """
         deadline = asyncio.get_running_loop().time() + self._patience(view)
-        await self._open_all(view.topics, known=start.token is not None)
-        if start.token is not None:
-            resume.check(start.token, self.cluster.id or "", view.topics)
-        shared = self._tail(view.topics, start.token)
+        with self._holding(view.topics):
+            await self._open_all(view.topics, known=start.token is not None)
+            if start.token is not None:
+                resume.check(start.token, self.cluster.id or "", view.topics)
+            shared = self._tail(view.topics, start.token)
         channel = self._channel(shared, view)
         subscription = await self._subscribe(shared, channel, start, slow, deadline)
         client = Client(
@@ -126,6 +130,16 @@ class Hub:
 
     def _patience(self, view: View) -> float:
         return max(self.topic(name).partition_ready_timeout for name in view.topics)
+
+    @contextlib.contextmanager
+    def _holding(self, topics: Iterable[str]) -> Iterator[None]:
+        """Nobody looks at a topic while another of the same view is being opened: the sweep
+        must not take it for one that is left."""
+        self._held.update(topics)
+        try:
+            yield
+        finally:
+            self._held.subtract(topics)
 
     async def _open_all(self, topics: Iterable[str], *, known: bool) -> None:
         for name in topics:
@@ -277,6 +291,8 @@ class Hub:
         own: Position = {}
         token = start.token
         if token is not None:
+            if resume.is_recreated(token, tail):  # or is it our metadata that is old?
+                await self.cluster.metadata.refresh("a token has another topic id")
             own = resume.places(token, tail)
         elif start.origin != "live":
             own = await self._found(tail, start.origin, deadline)
@@ -290,7 +306,6 @@ class Hub:
             until=until,
             count=start.count,
             since=token.issued if token else None,
-            received=token.text if token else None,
         )
 
     async def _found(self, tail: Tail, origin: object, deadline: float) -> Position:
@@ -339,7 +354,7 @@ class Hub:
                 self.feeds.detach(shared)
                 del self._tails[topics]
         used = {name for topics in self._tails for name in topics}
-        used |= {*self.settings.kafka.bootstrap, *self._opening}
+        used |= {*self.settings.kafka.bootstrap, *self._opening, *+self._held}
         for name in self.feeds.topics - used:
             self.feeds.close_topic(name)
         self._bound_memory(now)

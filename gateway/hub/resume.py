@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ..core.position import NO_EPOCH, UNVERIFIED, Place, Position
-from ..core.record import Gap, Reason, TopicPartition
-from ..core.subscription import Subscription
+from ..core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
+from ..core.record import TopicPartition
 from ..core.tail import Tail
 from ..core.token import Token, digest
 from ..errors import TokenForeign
@@ -48,7 +47,8 @@ def check(token: Token, cluster: str, topics: tuple[str, ...]) -> None:
 
 
 def places(token: Token, tail: Tail) -> Position:
-    """What the token says of each partition, unverified. Partitions it does not speak of came
+    """What the token says of each partition, unverified; RETIRED if it is of an earlier topic
+    of the name. Partitions it does not speak of came
     into being after it: they start at 0; topics it does not speak of were added to the route:
     they start with the tail."""
     own: Position = {}
@@ -61,21 +61,14 @@ def places(token: Token, tail: Tail) -> Position:
             own[tp] = Place(0, NO_EPOCH, UNVERIFIED)
             continue
         offset, epoch = topic.offsets[tp.partition], topic.epochs[tp.partition]
-        own[tp] = Place(offset, epoch, UNVERIFIED)
+        ours = topic.is_topic(tail.ids[tp.topic])
+        own[tp] = Place(offset, epoch if ours else RETIRED, UNVERIFIED)
     return own
 
 
-def recreated(token: Token, topic: str, tail: Tail, subscription: Subscription) -> bool:
-    """Is the token of an earlier topic of this name? Then each partition is told so at once,
-    for an id holds one topic id: from where the token stood to the new log's first offset."""
-    known = token.among([topic]).get(topic)
-    if known is None or known.is_topic(tail.ids[topic]):
-        return False
-    for tp, place in subscription.unverified():
-        if tp.topic == topic:
-            gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
-            subscription.verified(tp, Place(0, NO_EPOCH, tail.logs[tp].lineage), gap)
-    return True
+def is_recreated(token: Token, tail: Tail) -> bool:
+    """Is it of an earlier topic of one of the names?"""
+    return any(not t.is_topic(tail.ids[name]) for name, t in token.among(tail.ids).items())
 
 
 def named(tps: Mapping[TopicPartition, object]) -> dict[str, int]:
