@@ -133,7 +133,9 @@ class Subscription:
         """What has to come from Kafka, because no log holds it any more."""
         if self._backlog_bytes >= BACKLOG:
             return []
-        return [(tp, place) for tp, place in self.own.items() if self._lacks(tp, place)]
+        told = {tp for tp, _, _ in self._told}
+        own = self.own.items()
+        return [(tp, place) for tp, place in own if tp not in told and self._lacks(tp, place)]
 
     def feed(self, tp: TopicPartition, place: Place, entries: Iterable[Entry]) -> None:
         """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile."""
@@ -316,7 +318,7 @@ class Subscription:
 
     def _lacks(self, tp: TopicPartition, place: Place) -> bool:
         log = self.channel.tail.logs.get(tp)
-        if log is None or place.lineage != log.lineage or tp in {tp for tp, _, _ in self._told}:
+        if log is None or place.lineage != log.lineage:
             return False
         if place.offset is None or log.start is None or self._backlog.get(tp) or self._reached(tp):
             return False

@@ -1,0 +1,58 @@
+"""A client of the model: reads bytes cut anywhere, and comes back with the id it has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.sse import Event, Parser
+
+from .replica import Replica
+
+
+class Client:
+    """eager: takes an id with its line, as fetch-event-source does, not with the whole event."""
+
+    def __init__(self, number: int, view: int, eager: bool, options: dict[str, Any]) -> None:
+        self.number, self.view, self.eager, self.options = number, view, eager, options
+        self.last_event_id = ""
+        self.start = "live"
+        self.replica: Replica | None = None
+        self.subscription: Any = None
+        self.parser = Parser()
+        self.wire = b""
+        self.connects = 0
+
+    @property
+    def connected(self) -> bool:
+        return self.subscription is not None
+
+    def connect(self, replica: Replica) -> None:
+        """Open a stream; BEGIN is on the wire before anything else."""
+        self.replica = replica
+        self.subscription = replica.connect(
+            self.view, self.last_event_id, self.start, **self.options
+        )
+        _, token = self.subscription.begin()
+        self.wire = b"event: begin\ndata: {}\nid: %b\n\n" % token
+        self.parser = Parser(self.last_event_id)
+        self.connects += 1
+
+    def take(self, budget: int) -> None:
+        """The server writes what fits."""
+        self.wire += self.subscription.take(budget)
+
+    def read(self, size: int) -> list[Event]:
+        """So many bytes arrive."""
+        if self.eager and self.wire[size - 1 : size + 1] == b"\n\n":
+            size += 1  # whoever takes ids early loses an event cut just here, whatever we do
+        data, self.wire = self.wire[:size], self.wire[size:]
+        events = self.parser.feed(data)
+        self.last_event_id = self.parser._id if self.eager else self.parser.last_event_id
+        return events
+
+    def cut(self) -> None:
+        """The connection is gone, and all that was on its way."""
+        if self.subscription is not None:
+            assert self.replica is not None
+            self.replica.close(self.subscription)
+        self.subscription, self.replica, self.wire = None, None, b""

@@ -1,0 +1,364 @@
+"""One gateway without its loop: the core, driven as the hub and the fetchers drive it.
+
+Every question to Kafka is an `Ask`, and is sent, answered and delivered in separate steps,
+so that answers come late, out of order, or to a reading that has moved on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gateway.core.channel import Channel, trim
+from gateway.core.log import Log
+from gateway.core.position import NO_EPOCH, UNVERIFIED, Place
+from gateway.core.reading import (
+    At,
+    EpochEnd,
+    Fetched,
+    Live,
+    OutOfRange,
+    Reading,
+    Todo,
+)
+from gateway.core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
+from gateway.core.recovery import Backoff, Cause
+from gateway.core.subscription import SlowClient, Subscription
+from gateway.core.tail import Tail
+from gateway.core.token import decode
+
+from .simulation import TOPIC, Ended, Kafka, Listed, Metadata, Refused
+
+WALL = 1_700_000_000  # the wall clock when the model's starts
+SKEW = 2_000  # milliseconds that producers' clocks may be behind
+KEY = b"a"  # what the filtered channel lets through
+
+
+class Encoder:
+    """Events short enough to be many."""
+
+    def head(self, entry: Entry) -> bytes | None:
+        kind, p = type(entry), entry.tp.partition
+        if kind is Record:
+            return b"data: r %d %d %b\n" % (p, entry.offset, entry.value)
+        if kind is Gap:
+            told = (p, entry.offset, entry.next, entry.reason.encode())
+            return b"event: gap\ndata: g %d %d %d %b\n" % told
+        if kind is Ready:
+            return b"event: ready\ndata: y %d %d\n" % (p, entry.next)
+        return None
+
+    def position(self) -> bytes:
+        return b"event: position\ndata: {}\n"
+
+    def end(self, token: bytes | None) -> bytes:
+        return b"\n" if token is None else b"id: %b\n\n" % token
+
+
+class Ask:
+    """A question that is under way. `then` takes the answer, unless it is unwanted by then."""
+
+    def __init__(self, tp: TopicPartition, todo: Todo, then: Callable[[Any], None], who: Any):
+        self.tp, self.todo, self.then, self.who = tp, todo, then, who
+        self.life = 0
+        self.epoch = 0
+        self.answer: object = None
+
+
+class Job:
+    """A reading, and the question it waits for."""
+
+    def __init__(self, reading: Reading, sink: Callable[[Sequence[Entry]], None]) -> None:
+        self.reading, self.sink = reading, sink
+        self.flight: Ask | None = None
+        self.done = False
+
+
+class Replica:
+    def __init__(self, world: Any, number: int) -> None:
+        self.world, self.number = world, number
+        self.kafka: Kafka = world.kafka
+        self.asks: list[Ask] = []
+        self.policy: OutOfRange = world.policy
+        self.metadata: Metadata = self.kafka.metadata[-1]
+        self.jobs: dict[TopicPartition, Job] = {}
+        self.private: dict[tuple[Subscription, TopicPartition], Job] = {}
+        self.verifying: dict[tuple[Subscription, TopicPartition], Ask] = {}
+        self.entries: list[Entry] = []
+        self.born = world.now
+        logs = [self._open(TopicPartition(TOPIC, p)) for p in range(self._count())]
+        self.tail = Tail("cluster", logs, {TOPIC: self.metadata.topic_id})
+        fails = [TOPIC] if self.policy is OutOfRange.FAIL else []
+        encoder, size = Encoder(), world.ring
+        self.channels = [
+            Channel(self.tail, b"all--", encoder, None, max_bytes=size, fails=fails),
+            Channel(self.tail, b"keyed", encoder, _keyed, max_bytes=size, fails=fails),
+        ]
+
+    def _count(self) -> int:
+        return len(self.metadata.partitions)
+
+    def _open(self, tp: TopicPartition, start: Any = None) -> Log:
+        known = self.metadata.partitions[tp.partition]
+        if start is None:
+            start = self._live(self.world.now, known.epoch, not known.leader)
+        job = Job(self._reading(tp, start), self.entries.extend)
+        self.jobs[tp] = job
+        self._sync(job)
+        return Log(tp, self.world.cache, 1e9)
+
+    def _live(self, born: float, epoch: int, leaderless: bool) -> Live:
+        return Live(int((WALL + born) * 1000), born, epoch, leaderless, SKEW)
+
+    def _reading(self, tp: TopicPartition, start: Any) -> Reading:
+        return Reading(tp, start, self.policy, Backoff(1.0, self.world.random))
+
+    # metadata
+
+    def refresh(self, age: int) -> None:
+        """Ask a broker for metadata; it may be behind."""
+        known = self.kafka.metadata
+        answer = known[max(0, len(known) - 1 - age)]
+        if answer.life != self.metadata.life:
+            if answer.life < self.metadata.life:
+                return  # an id that was left behind never comes back
+            self.metadata = answer
+            self.tail.identify(TOPIC, answer.topic_id)
+        else:
+            before = self.metadata.partitions
+            merged = tuple(
+                new if new.epoch >= old.epoch else old
+                for old, new in zip(before, answer.partitions, strict=False)
+            )
+            longer = max(before, answer.partitions, key=len)
+            self.metadata = Metadata(answer.topic_id, answer.life, merged + longer[len(merged) :])
+        for p in range(self._count()):
+            tp = TopicPartition(TOPIC, p)
+            if tp not in self.jobs:
+                self.tail.add(self._open(tp, At(0)), Place(0))
+        for job in [*self.jobs.values(), *self.private.values()]:
+            self._sync(job)
+
+    def _sync(self, job: Job) -> None:
+        reading = job.reading
+        known = self.metadata.partitions[reading.tp.partition]
+        before = (reading.leader, reading.leader_epoch, reading.topic_id)
+        reading.on_topic(self.metadata.topic_id)
+        job.sink(reading.on_leader(1 if known.leader else None, known.epoch, self.world.now))
+        if before != (reading.leader, reading.leader_epoch, reading.topic_id):
+            job.flight = None
+
+    # questions
+
+    def _ask(self, tp: TopicPartition, todo: Todo, then: Callable[[Any], None], who: Any) -> Ask:
+        ask = Ask(tp, todo, then, who)
+        ask.life, ask.epoch = self.metadata.life, self.metadata.partitions[tp.partition].epoch
+        self.asks.append(ask)
+        return ask
+
+    def send(self) -> None:
+        """Ask whatever is due."""
+        now = self.world.now
+        for job in [*self.jobs.values(), *self.private.values()]:
+            if job.flight is None and (todo := job.reading.todo(now)) is not None:
+                self._send(job, todo)
+        for channel in self.channels:
+            for sub in channel.followers:
+                self._attend(sub)
+
+    def _send(self, job: Job, todo: Todo) -> None:
+        job.flight = self._ask(job.reading.tp, todo, lambda answer: None, job)
+        job.flight.epoch = job.reading.leader_epoch
+
+    def serve(self, ask: Ask) -> bool:
+        """The leader answers, if it can; the answer is not here yet."""
+        if ask.answer is not None:
+            return True
+        kafka = self.kafka
+        if ask.life != kafka.life:
+            ask.answer = Refused(Cause.UNKNOWN_TOPIC)
+            return True
+        partition = kafka.partitions[ask.tp.partition]
+        if partition.frozen:
+            return False
+        ask.answer = partition.answer(ask.todo, ask.epoch, 0)
+        return True
+
+    def deliver(self, ask: Ask) -> None:
+        self.asks.remove(ask)
+        if isinstance(ask.who, Job):
+            if ask.who.flight is ask:
+                ask.who.flight = None
+                self._answered(ask.who, ask)
+        elif self.verifying.get(ask.who) is ask:
+            del self.verifying[ask.who]
+            ask.then(ask.answer)
+
+    def abandon(self, ask: Ask) -> None:
+        """Out of patience. The answer may still come."""
+        if isinstance(ask.who, Job):
+            if ask.who.flight is ask:
+                ask.who.flight = None
+                ask.who.sink(ask.who.reading.on_error(Cause.TIMEOUT, self.world.now))
+        elif self.verifying.get(ask.who) is ask:
+            del self.verifying[ask.who]
+
+    def _answered(self, job: Job, ask: Ask) -> None:
+        reading, now, answer = job.reading, self.world.now, ask.answer
+        if isinstance(answer, Refused):
+            entries = reading.on_error(answer.cause, now)
+        elif isinstance(answer, Fetched):
+            entries = reading.on_fetched(answer, now)
+        elif isinstance(answer, Listed):
+            entries = reading.on_listed(answer.offset, answer.epoch, now)
+        else:
+            assert isinstance(answer, Ended)
+            entries = reading.on_epoch_end(answer.epoch, answer.end, now)
+        job.sink(entries)
+
+    # the end of a turn of the loop
+
+    def turn(self) -> None:
+        """Apply what came: logs, the tail and channels in one breath."""
+        entries, now = list(self.entries), self.world.now
+        self.entries.clear()
+        if entries:
+            for entry in entries:
+                log = self.tail.logs[entry.tp]
+                if type(entry) is Ready:
+                    if log.next is None:
+                        self._resolved(entry)
+                        log.open(entry.next, entry.epoch)
+                elif type(entry) is not Fault:
+                    log.append(entry, now)
+            turn = self.tail.turn(entries, int(WALL + now))
+            for channel in self.channels:
+                channel.publish(turn)
+            trim(self.tail, self.channels)
+
+    def _resolved(self, ready: Ready) -> None:
+        """The oracle is to know where a live start was found right after the connect."""
+        start = self.jobs[ready.tp].reading.start
+        if isinstance(start, Live):
+            ready = ready._replace(approximate=ready.approximate or start.leaderless)
+            self.world.resolved(self, None, ready)
+
+    def pump(self, rounds: int = 1) -> None:
+        """The quick way: everything that can be answered is, at once."""
+        for _ in range(rounds):
+            self.send()
+            for ask in list(self.asks):
+                if self.serve(ask):
+                    self.deliver(ask)
+            self.turn()
+
+    # clients
+
+    def connect(self, view: int, last_event_id: str, start: str, **options: Any) -> Subscription:
+        channel = self.channels[view]
+        own: dict[TopicPartition, Place] = {}
+        gaps = []
+        since, received = None, None
+        if last_event_id:
+            token = decode(last_event_id)
+            topic = token.among([TOPIC])[TOPIC]
+            since, received = token.issued, token.text
+            for p in range(max(len(topic.offsets), self._count())):
+                tp = TopicPartition(TOPIC, p)
+                if p >= len(topic.offsets):
+                    own[tp] = Place(0, NO_EPOCH, self.tail.logs[tp].lineage)
+                    continue
+                offset, epoch = topic.offsets[p], topic.epochs[p]
+                own[tp] = Place(offset, epoch, UNVERIFIED)
+                if not topic.is_topic(self.tail.ids[TOPIC]):
+                    gap = Gap(tp, offset or 0, 0, NO_EPOCH, Reason.RECREATED)
+                    gaps.append((tp, Place(0, NO_EPOCH, self._lineage(tp)), gap))
+        elif start == "earliest":
+            own = {tp: Place(0, NO_EPOCH, UNVERIFIED) for tp in self.tail.logs}
+        else:
+            self._await_live()
+        sub = Subscription(channel, own, since=since, received=received, **options)
+        for gap in gaps:
+            sub.verified(*gap)
+        return sub
+
+    def _lineage(self, tp: TopicPartition) -> int:
+        return self.tail.logs[tp].lineage if tp in self.tail.logs else 0
+
+    def _await_live(self) -> None:
+        for tp, log in self.tail.logs.items():
+            start = self.jobs[tp].reading.start
+            if log.next is None and isinstance(start, Live):
+                epoch = start.epoch if start.leaderless else NO_EPOCH
+                self.tail.await_since(tp, epoch, start.since // 1000)
+
+    def close(self, sub: Subscription) -> None:
+        sub.close()
+        for work in (self.private, self.verifying):
+            for key in [key for key in work if key[0] is sub]:
+                del work[key]
+
+    def _attend(self, sub: Subscription) -> None:
+        if sub.ended:
+            return
+        for tp, place in sub.unverified():
+            if (sub, tp) not in self.verifying and (sub, tp) not in self.private:
+                self._verify(sub, tp, place)
+        for tp, place in sub.lacks():
+            if (sub, tp) not in self.private:
+                self._fetch(sub, tp, place)
+
+    def _fetch(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
+        def sink(entries: Sequence[Entry]) -> None:
+            found = [e for e in entries if not isinstance(e, Ready | Fault)]
+            if found and self.private.pop((sub, tp), None):
+                sub.feed(tp, place, found)
+
+        assert place.offset is not None
+        self._add_private(sub, tp, At(place.offset, place.epoch), sink)
+
+    def _resolve(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
+        lineage = self.tail.logs[tp].lineage
+
+        def sink(entries: Sequence[Entry]) -> None:
+            for e in entries:
+                if isinstance(e, Ready) and self.private.pop((sub, tp), None):
+                    late = e.approximate or start.leaderless
+                    self.world.resolved(self, sub, e._replace(approximate=late))
+                    sub.verified(tp, Place(e.next, e.epoch, lineage))
+
+        assert sub.since is not None
+        start = self._live(sub.since - WALL, place.epoch, place.epoch != NO_EPOCH)
+        self._add_private(sub, tp, start, sink)
+
+    def _add_private(self, sub: Subscription, tp: TopicPartition, start: Any, sink: Any) -> None:
+        job = self.private[sub, tp] = Job(self._reading(tp, start), sink)
+        self._sync(job)
+
+    def _verify(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
+        if place.offset is None:
+            self._resolve(sub, tp, place)
+            return
+        log, known = self.tail.logs[tp], self.metadata.partitions[tp.partition]
+        lineage = log.lineage
+        offset = place.offset
+        if not known.leader:
+            return
+        if place.epoch == NO_EPOCH or place.epoch == known.epoch:
+            sub.verified(tp, place._replace(lineage=lineage))
+            return
+
+        def then(answer: Any) -> None:
+            if not isinstance(answer, Ended):
+                return
+            if not 0 <= answer.end < offset:
+                sub.verified(tp, place._replace(lineage=lineage))
+                return
+            gap = Gap(tp, offset, answer.end, answer.epoch, Reason.TRUNCATED)
+            sub.verified(tp, Place(answer.end, answer.epoch, lineage), gap)
+
+        self.verifying[sub, tp] = self._ask(tp, EpochEnd(place.epoch), then, (sub, tp))
+
+
+def _keyed(record: Record) -> bool:
+    return record.key == KEY
