@@ -69,13 +69,16 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._limit_silence()
+        peer = cast("socket.socket | None", transport.get_extra_info("socket"))
+        if peer is not None and peer.family != socket.AF_UNIX:
+            self._set_options(peer)
         self._arm(self.HEAD_SECONDS)
 
-    def _limit_silence(self) -> None:
-        peer = cast("socket.socket | None", self.transport.get_extra_info("socket"))
-        # A UNIX socket has neither this option nor peers that vanish.
-        if sys.platform == "linux" and peer is not None and peer.family != socket.AF_UNIX:
+    def _set_options(self, peer: socket.socket) -> None:
+        # asyncio turns Nagle off by itself, but not where the listening socket was handed to
+        # it with protocol 0; small events would wait for the acknowledgement of the last.
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
             wait = int(self.USER_TIMEOUT * 1000)
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wait)
 
