@@ -33,8 +33,8 @@ $(KAFKA): $(READY)
 	@if $(BIN)/gateway broker --prefetch; then touch $@; \
 	else echo "make: no local Kafka yet; the tests that need one will say so" >&2; fi
 
-demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080
-	$(BIN)/gateway demo $(ARGS)
+demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
+	$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
 test: setup lint types layers ## everything CI runs; ARGS="-k name" for some of it
 	$(BIN)/python -m pytest $(ARGS)

@@ -147,7 +147,8 @@ def check(
 ) -> None:
     """Say everything that is wrong with a configuration, without starting it.
 
-    Each problem is a line, FILE:LINE:COLUMN: what; what to do.
+    Each problem is a line, FILE:LINE:COLUMN: what; what to do. A warning is about what works,
+    but perhaps not as meant; with warnings alone the exit code is 0.
 
     \b
     gateway check gateway.yaml
@@ -160,7 +161,12 @@ def check(
     if file is None:
         typer.echo(json.dumps(config.schema(), indent=2))
         return
+    from gateway.web.app import refuse_unserved
+
     settings = config.load(file)
+    refuse_unserved(settings)
+    for warning in settings.warnings:
+        typer.echo(f"{file}: warning: {warning}", err=True)
     if show:
         typer.echo(config.dump(settings), nl=False)
     else:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 import gateway
 from gateway import cli
+from gateway.config import loads
 from gateway.errors import ConfigError, GatewayError, KafkaError
 
 COMMANDS = ["run", "demo", "check", "produce", "broker"]
@@ -173,10 +174,33 @@ def test_run_serves_what_was_loaded(room, config):
     assert serve == [((("settings of", config),), {"debug": {"kafka", "hub"}})]
 
 
-def test_check_says_ok(room, config):
-    room("gateway.config", load=lambda path: None)
+def test_check_says_ok(config):
+    config.write_text("kafka: {servers: [a:9092]}\n")
+    result = gateway_with("check", str(config))
+    assert (result.exit_code, result.output) == (0, f"{config}: ok\n")
+
+
+def test_check_warns_of_what_works_but_perhaps_not_as_meant(config):
+    config.write_text(
+        "kafka:\n  servers: [a:9092]\n  security:\n"
+        "    sasl: {mechanism: plain, username: u, password: secret}\n"
+    )
     result = gateway_with("check", str(config))
     assert (result.exit_code, result.stdout) == (0, f"{config}: ok\n")
+    assert [line.split(";")[0] for line in result.stderr.splitlines()] == [
+        f"{config}: warning: kafka.security.sasl: credentials travel unencrypted",
+        f"{config}: warning: kafka.security.sasl.password: a secret stands in the file",
+    ]
+
+
+def test_check_refuses_what_run_would_refuse_to_serve(config):
+    config.write_text(
+        "kafka: {servers: [a:9092], topics: [{name: t}]}\n"
+        "routes: [{when: [{path: /t}], with: {topic: t, slowClient: conflate}}]\n"
+    )
+    checked, run = gateway_with("check", str(config)), gateway_with("run", "-c", str(config))
+    assert (checked.exit_code, checked.stderr) == (78, run.stderr)
+    assert "slowClient: conflate is not served by this version; remove it" in run.stderr
 
 
 def test_check_prints_the_schema(room):
@@ -186,10 +210,12 @@ def test_check_prints_the_schema(room):
     assert result.stdout == '{\n  "type": "object"\n}\n'
 
 
-def test_check_prints_the_settings(room, config):
-    room("gateway.config", load=lambda path: "settings", dump=lambda settings: f"{settings}\n")
+def test_check_prints_the_settings_as_they_will_be(config):
+    config.write_text("kafka: {servers: [a:9092]}\n")
     result = gateway_with("check", str(config), "--print")
-    assert (result.exit_code, result.stdout) == (0, "settings\n")
+    assert result.exit_code == 0
+    assert loads(result.stdout) == loads(config.read_text())
+    assert "requestTimeout: 5s" in result.stdout
 
 
 def test_check_takes_a_file_or_the_schema_not_both(room, config):

@@ -135,6 +135,6 @@ def test_pieces_at_hand_are_no_hindrance(monkeypatch):
 
 def test_ci_installs_what_the_tests_may_need():
     script = (ROOT / ".ci" / "run").read_text()
-    for piece in ("chromium", "curl", "java17", "node", "npm"):
+    for piece in ("chromium", "curl", "java17", "nginx", "node", "npm"):
         *_, packages = needs.PIECES[piece].install.partition("--no-install-recommends ")
         assert all(package in script for package in packages.split())

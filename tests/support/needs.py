@@ -62,6 +62,7 @@ PIECES = {
     "curl": Piece(_command("curl"), _apt("curl")),
     "docker": Piece(_docker, _apt("docker.io") + " && systemctl start docker"),
     "java17": Piece(_java17, _apt("openjdk-17-jre-headless")),
+    "nginx": Piece(_command("nginx", "/usr/sbin/nginx"), _apt("nginx-light")),
     "node": Piece(_command("node"), _apt("nodejs")),
     "npm": Piece(_command("npm"), _apt("npm")),
 }
