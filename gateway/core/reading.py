@@ -10,7 +10,7 @@ entries, in order, without a hole that is not told. Rules that the seed of this 
 and its peers got wrong, and where they are kept:
 
 - A gap is declared once per advance, at the first fetch that succeeds after it: chasing a
-  moving log start is one gap (`_gap`).
+  moving log start is one gap (`_jump`).
 - Out of range asks ListOffsets at most once per attempt. Above the end of the log it
   first believes in a stale broker, then asks the epochs (KIP-320), and only then says
   truncated.
@@ -25,12 +25,13 @@ from enum import Enum, StrEnum
 from typing import NamedTuple, TypeAlias
 
 from .position import NO_EPOCH, Place
-from .record import Entry, Fault, Gap, Ready, Reason, TopicPartition
+from .record import BACK, Entry, Fault, Gap, Ready, Reason, TopicPartition
 from .recovery import RULES, Action, Backoff, Cause
 
 EARLIEST, LATEST = -2, -1
 # An end that was asked for longer ago than this does not count as the end at the connect.
 FRESH_END = 1.0  # seconds
+NO_PROGRESS = 5.0  # seconds
 
 
 class OutOfRange(StrEnum):
@@ -129,15 +130,18 @@ class Reading:
     retry_at: float = 0.0
     is_ready: bool = False
     heard_at: float = 0.0
+    progress_at: float = 0.0
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start: int = -1
     resets: int = 0
+    lineage: int = 0
     _upto: Place | None = None
     _validated: int = NO_EPOCH
     _above: bool = False
     _end: int | None = None
-    _gap: tuple[int, Reason] | None = None
+    _gaps: list[Gap] = field(default_factory=list)
+    _stood: Place = field(default=Place(None))  # before the first of `_gaps`
     _told: Cause | None = None
 
     def __post_init__(self) -> None:
@@ -150,7 +154,25 @@ class Reading:
     @property
     def unsettled(self) -> bool:
         """Would a fetch that brings nothing still say something?"""
-        return not self.is_ready or self.cause is not None or self._gap is not None
+        return not self.is_ready or self.cause is not None or bool(self._gaps)
+
+    def stands_on(self, epoch: int) -> bool:
+        """Is the place known to be in the present leader's log, and the epoch one of its past?
+
+        Only then can a place that a client brought be held against that log (and `lineage`
+        noted with the question): what the leader says would otherwise be of a log that the
+        shared read has not come to see yet.
+        """
+        if self.leader is None or self.state is not State.STREAMING or self._gaps:
+            return False
+        return epoch <= self.leader_epoch and not self._must_validate()
+
+    def stalled(self, now: float) -> bool:
+        """Records are known to be ahead, fetches succeed, and yet nothing comes."""
+        at = self.place.offset
+        if at is None or self.last_stable_offset <= at or self.state is not State.STREAMING:
+            self.progress_at = now
+        return now - self.progress_at > NO_PROGRESS
 
     # what is due
 
@@ -260,14 +282,15 @@ class Reading:
         self.high_watermark, self.log_start = fetched.high_watermark, fetched.log_start
         self.last_stable_offset = fetched.last_stable_offset
         self.state, self._above, self._end = State.STREAMING, False, None
-        offset, epoch = self.place.offset, self.place.epoch
+        offset = self.place.offset
         assert offset is not None
         out = self._readied(approximate=False)
-        if self._gap is not None:
-            out.append(Gap(self.tp, self._gap[0], offset, epoch, self._gap[1]))
-            self._gap = None
+        out += self._gaps
+        self.lineage += sum(gap.reason in BACK for gap in self._gaps)
+        self._gaps = []
         out += fetched.entries
         if fetched.next > offset:
+            self.progress_at = now
             self.place = Place(fetched.next, fetched.epoch)
         return out
 
@@ -298,9 +321,9 @@ class Reading:
         if self.is_ready:
             return []
         self.is_ready = True
-        offset = self._gap[0] if self._gap else self.place.offset
+        offset, epoch, _ = self._stood if self._gaps else self.place
         assert offset is not None
-        return [Ready(self.tp, offset, offset, self.place.epoch, approximate)]
+        return [Ready(self.tp, offset, offset, epoch, approximate)]
 
     def _on_reset(self, offset: int, epoch: int, now: float) -> None:
         at = self.place.offset
@@ -311,7 +334,7 @@ class Reading:
             self._diverged(offset, now)
         elif self._above:  # inside the leader's log after all: a stale broker answered
             self._above = False
-        elif self.policy is OutOfRange.LATEST and offset >= at:
+        elif self.policy is OutOfRange.LATEST and offset > at:
             self._jump(offset, epoch, Reason.SKIPPED)
         elif self.policy is not OutOfRange.LATEST and offset > at:
             self._jump(offset, epoch, Reason.RETENTION)
@@ -339,11 +362,26 @@ class Reading:
         self._above, self._end = False, None
 
     def _jump(self, offset: int, epoch: int, reason: Reason) -> None:
-        """Go on elsewhere. Told at the next fetch that succeeds, from where it first stood."""
-        at = self.place.offset
-        assert at is not None
-        if self._gap is None:
-            self._gap = (at, reason)
-        elif reason is Reason.RECREATED:
-            self._gap = (self._gap[0], reason)
+        """Go on elsewhere. Told at the next fetch that succeeds, from where it first stood;
+        jumps in one direction are one gap."""
+        stood = self.place
+        if reason is Reason.TRUNCATED and self._gaps and self._gaps[-1].reason not in BACK:
+            # nothing was read where the untold gap leads: what it jumped over may be back
+            stood = self._before(self._gaps.pop())
+            if stood.offset is not None and stood.offset <= offset:
+                self.place = stood
+                return
+        elif self._gaps and (reason in BACK) == (self._gaps[-1].reason in BACK):
+            stood = self._before(self._gaps.pop())
+        if reason is Reason.RECREATED and self._gaps:
+            stood = self._stood
+            self._gaps = []
+        if not self._gaps:
+            self._stood = stood
+        assert stood.offset is not None
+        self._gaps.append(Gap(self.tp, stood.offset, offset, epoch, reason))
         self.place = Place(offset, epoch)
+
+    def _before(self, gap: Gap) -> Place:
+        """The place at which an untold gap, taken from the end of `_gaps`, begins."""
+        return Place(gap.offset, self._gaps[-1].epoch) if self._gaps else self._stood

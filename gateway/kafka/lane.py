@@ -139,6 +139,8 @@ class Lane:
                     await asyncio.sleep(0)  # decoding is our loop's time
             elif job.reading.unsettled:
                 self._took(job, _nothing_new(job.reading))
+            if job.reading.stalled(job.reading.heard_at):
+                self._stalled(job)
 
     async def _ask(
         self, jobs: Mapping[TopicPartition, Job], isolation: int, mixed: bool
@@ -235,6 +237,15 @@ class Lane:
             log.info("FETCH resumed %s after cause=%s", _named(job.reading), was)
         if entries:
             self._fetcher.hand(job, entries)
+
+    def _stalled(self, job: Job) -> None:
+        """Start the conversation over: what one of the two sides believes is wrong."""
+        reading = job.reading
+        log.warning("no progress on %s at offset %s; asking anew", reading.tp, reading.place.offset)
+        reading.progress_at, job.replica = reading.heard_at, None
+        if self._session is not None:
+            self._session.lost()
+        self._fetcher.refresh(f"{reading.tp} makes no progress")
 
     def _refused(self, job: Job, cause: Cause, now: float) -> None:
         if job.replica is not None:  # a replica's word counts for nothing: ask the leader

@@ -13,13 +13,12 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
+from starlette.routing import BaseRoute, Route
 
 from ..config import AccessControl, Settings
 from ..errors import ConfigError
 from ..hub.hub import Hub
 from ..kafka.cluster import Cluster, ClusterSettings
-from ..kafka.security import credentials
 from . import health
 from .problems import HANDLERS
 from .streams import Streams
@@ -36,7 +35,7 @@ def create_app(
     Raises ConfigError for settings that this version cannot serve.
     """
     refuse_unserved(settings)
-    cluster = Cluster(cluster_settings(settings))
+    cluster = Cluster(ClusterSettings.of(settings.kafka))
     hub = Hub(cluster, settings)
 
     @contextlib.asynccontextmanager
@@ -57,29 +56,15 @@ def create_app(
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
         *(Route(path, _page(file)) for path, file in (pages or {}).items()),
-        Mount("/", Streams(hub, settings)),
     ]
     middleware = cors(settings.listen.access_control)
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan
     )
     app.router.redirect_slashes = False
+    app.router.default = Streams(hub, settings)  # not a Mount: it would hide the 405 of the others
     app.state.hub = hub
     return app
-
-
-def cluster_settings(settings: Settings) -> ClusterSettings:
-    kafka = settings.kafka
-    servers = [kafka.servers] if isinstance(kafka.servers, str) else list(kafka.servers)
-    return ClusterSettings(
-        servers=servers,
-        client_id=kafka.client_id,
-        rack=kafka.rack or "",
-        credentials=credentials(kafka.security),
-        request_timeout=kafka.request_timeout,
-        metadata_max_age=kafka.metadata_max_age,
-        reconnect=(kafka.reconnect.initial, kafka.reconnect.max),
-    )
 
 
 def refuse_unserved(settings: Settings) -> None:
