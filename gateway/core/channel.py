@@ -38,6 +38,8 @@ class Encoder(Protocol):
 
 
 class Event(NamedTuple):
+    """`tp`: the partition it moves on; None for what all may hear, wherever they are in it."""
+
     tp: TopicPartition | None
     head: bytes
     text: bytes | None
@@ -125,7 +127,8 @@ class Channel:
         for entry, text in turn.items:
             head = self.event_head(entry)
             if head is not None:
-                events.append(Event(entry.tp, head, text))
+                moves = type(entry) is Record or type(entry) is Gap
+                events.append(Event(entry.tp if moves else None, head, text))
                 only_ready = only_ready and type(entry) is Ready
                 if self.ends_at(entry):
                     ends.add(entry.tp)

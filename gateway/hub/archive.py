@@ -37,6 +37,7 @@ class Archive:
         self._topic = topic
         self._fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
         self._wanted: dict[TopicPartition, deque[_Wanted]] = {}
+        self._reading: dict[TopicPartition, Reading] = {}
         self._room = asyncio.Event()
         self._room.set()
 
@@ -61,10 +62,11 @@ class Archive:
         transforms = self._topic(tp.topic).transforms
         return list(map(Transformer(transforms), entries)) if transforms else entries
 
-    async def resolve(self, tp: TopicPartition, start: Start) -> Place:
-        """The offset of a start, as the shared read would find it."""
+    async def resolve(self, tp: TopicPartition, start: Start) -> Ready:
+        """Where a start is, as the shared read would find it."""
         (ready,) = await self._ask(tp, start)
-        return Place(ready.next, ready.epoch)
+        assert isinstance(ready, Ready)
+        return ready
 
     async def _ask(self, tp: TopicPartition, start: Start) -> Sequence[Entry]:
         answer: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
@@ -82,14 +84,15 @@ class Archive:
         queue = self._wanted.get(tp)
         if not queue:
             self._wanted.pop(tp, None)
+            self._reading.pop(tp, None)
             return
         topic = self._topic(tp.topic)
-        reading = new_reading(tp, queue[0].start, topic)
+        reading = self._reading[tp] = new_reading(tp, queue[0].start, topic)
         self._fetcher.add(reading, committed=topic.isolation == "read_committed")
 
     def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
         queue = self._wanted.get(reading.tp)
-        if not queue or queue[0].start != reading.start:
+        if not queue or self._reading.get(reading.tp) is not reading:
             return
         asked = queue[0].start
         found: list[Entry]
