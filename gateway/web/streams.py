@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from ..config import Route, Settings
 from ..core.filters import Filter, Filters
@@ -21,20 +22,29 @@ from ..hub.view import View
 from . import query
 from .sse import HEADERS, StreamResponse, unavailable
 
+ALLOW = {"Allow": "GET, HEAD, OPTIONS"}
+
 
 class Streams:
     """An ASGI application: every configured route, 404 for what is none."""
 
     def __init__(self, hub: Hub, settings: Settings) -> None:
         self._hub = hub
+        self._settings = settings
         self._routes = [(when.pattern, route) for route in settings.routes for when in route.when]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await WebSocketClose()(scope, receive, send)
+            return
         request = Request(scope, receive)
         route, params = self._match(scope)
-        if request.method not in ("GET", "HEAD"):
-            raise HTTPException(405, headers={"Allow": "GET, HEAD, OPTIONS"})
-        response = await self._respond(request, route, params)
+        if request.method == "OPTIONS":
+            response = Response(status_code=204, headers=ALLOW)
+        elif request.method in ("GET", "HEAD"):
+            response = await self._respond(request, route, params)
+        else:
+            raise HTTPException(405, headers=ALLOW)
         await response(scope, receive, send)
 
     def _match(self, scope: Scope) -> tuple[Route, Mapping[str, str]]:
@@ -47,9 +57,8 @@ class Streams:
 
     async def _respond(self, request: Request, route: Route, params: Mapping[str, str]) -> Response:
         view = view_of(route, params, dict(request.query_params))
+        self._only_configured(view)
         asked = query.asked(request, default=self._default(view), history=route.with_.history)
-        if request.method == "HEAD":
-            return Response(headers=HEADERS, media_type="text/event-stream")
         try:
             client = await self._subscribe(request, route, view, asked)
         except (UnknownTopic, AccessDenied):
@@ -58,6 +67,9 @@ class Streams:
             if query.is_event_source(request):
                 return unavailable("kafka-unavailable")
             raise
+        if request.method == "HEAD":
+            client.close()
+            return Response(headers=HEADERS, media_type="text/event-stream")
         try:
             await client.ready()
         except BaseException:
@@ -85,6 +97,13 @@ class Streams:
             lifetime=with_.max_lifetime,
             refused=refused,
         )
+
+    def _only_configured(self, view: View) -> None:
+        """Raises UnknownTopic for what a template came to and `kafka.topics` does not list: who
+        fills in a path must not choose among all topics that the gateway could read."""
+        for name in view.topics:
+            if self._settings.kafka.topic(name) is None:
+                raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
 
     def _default(self, view: View) -> Literal["live", "earliest"]:
         """`defaultOffset`: historical only if every topic of the view is."""

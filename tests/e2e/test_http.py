@@ -1,0 +1,234 @@
+"""What HTTP sees of a gateway: heads, methods, errors, starts and ends of streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+from support.any_topic import Names, any_topic, serving
+from support.brokers import Broker
+from support.clients.client import Event
+from support.clients.raw import RawClient
+from support.gateways import Gateway
+from support.oracle import Oracle
+from support.raw_http import Wire, get
+from support.until import until
+
+Topic = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def names() -> Names:
+    return Names()
+
+
+@pytest.fixture(scope="module")
+def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
+    with serving(any_topic(session_kafka.servers, names)) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def topic(kafka: Broker, names: Names) -> Topic:
+    return partial(names.create, kafka)
+
+
+@pytest.fixture
+async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
+        yield http
+
+
+@pytest.fixture
+async def oracle(kafka: Broker) -> AsyncIterator[Oracle]:
+    async with Oracle(kafka.servers) as oracle:
+        yield oracle
+
+
+def records(client: RawClient) -> list[Event]:
+    return [each for each in client.events if each["event"] == "message"]
+
+
+def said(client: RawClient, name: str) -> list[dict[str, Any]]:
+    return [json.loads(each["data"]) for each in client.events if each["event"] == name]
+
+
+async def ended(client: RawClient) -> str:
+    """The reason of its `end`; it does not come back."""
+    await client.wait(lambda events: events and events[-1]["event"] == "end")
+    await client.stop()
+    return str(said(client, "end")[-1]["reason"])
+
+
+def is_stream(headers: httpx.Headers | dict[str, str]) -> None:
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert headers["cache-control"] == "no-store, no-transform"
+    assert headers["x-accel-buffering"] == "no"
+    assert {each.strip() for each in headers["vary"].split(",")} == {"Origin", "Accept"}
+
+
+# -- heads -------------------------------------------------------------------------
+
+
+async def test_a_stream_says_that_nobody_may_keep_or_change_it(gateway: Gateway, topic: Topic):
+    async with RawClient(f"{gateway.base_url}/value/{topic()}") as client:
+        await client.wait(1)
+        head = client.responses[0]
+        is_stream(head.headers)
+        assert "content-length" not in head.headers
+        assert "server" not in head.headers
+        first = client.wire.decode().splitlines()
+        assert first[0].startswith("retry: ") and first[1] == "event: begin"
+        assert first[2].startswith("data: {") and first[3].startswith("id: ") and first[4] == ""
+
+
+async def test_head_answers_as_get_would_and_keeps_the_connection(gateway: Gateway, topic: Topic):
+    with Wire(gateway.port) as wire:
+        wire.send(get(f"/value/{topic()}", method="HEAD"))
+        answer = wire.answer_head()
+        assert answer.status == 200
+        is_stream(answer.headers)
+        wire.send(get("/value/no-such-topic", method="HEAD"))
+        assert wire.answer_head().status == 404
+        wire.send(get("/health/live"))
+        assert wire.answer().status == 200
+
+
+async def test_what_is_not_a_stream_is_a_problem(http: httpx.AsyncClient, topic: Topic):
+    name = topic()
+    cases = [
+        ("GET", "/nowhere", 404),
+        ("GET", "/value", 404),
+        ("GET", f"/value/{name}/", 404),
+        ("GET", "/value/no-such-topic", 404),
+        ("POST", f"/value/{name}", 405),
+        ("PUT", f"/value/{name}", 405),
+        ("DELETE", "/health/live", 405),
+        ("GET", f"/value/{name}?from=yesterday", 400),
+        ("GET", f"/value/{name}?from=2999-01-01", 400),
+        ("GET", f"/value/{name}?until=0", 400),
+        ("GET", f"/value/{name}?from=live&from=earliest", 400),
+        ("GET", f"/value/{name}?lastEventId=nonsense", 400),
+        ("GET", f"/recent/{name}?from=-2h", 403),
+        ("GET", f"/forgetful/{name}?from=-1s", 403),
+    ]
+    for method, path, status in cases:
+        answer = await http.request(method, path, headers={"Accept": "*/*"})
+        assert answer.status_code == status, (method, path, answer.text)
+        assert answer.headers["content-type"] == "application/problem+json", (method, path)
+        assert answer.headers["cache-control"] == "no-store"
+        told = answer.json()
+        assert told["status"] == status and told["title"] and told["detail"], told
+        assert told["instance"] == path.partition("?")[0]
+        if status == 405:
+            assert {"GET", "HEAD"} <= allowed(answer), (method, path)
+        if "no-such-topic" in path:
+            assert told["topic"] == "no-such-topic"
+
+
+def allowed(answer: httpx.Response) -> set[str]:
+    return {each.strip() for each in answer.headers["allow"].split(",")}
+
+
+async def test_a_page_of_the_same_origin_asks_for_no_leave(http: httpx.AsyncClient, topic: Topic):
+    answer = await http.options(f"/value/{topic()}")
+    assert answer.status_code in (200, 204)
+    assert {"GET", "HEAD"} <= allowed(answer)
+    assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_a_path_cannot_choose_a_topic_that_is_not_configured(
+    http: httpx.AsyncClient, kafka: Broker
+):
+    """A route with `topic: ${params.topic}` once served every topic of the cluster, the
+    consumers' offsets among them."""
+    other = kafka.topic()
+    for path in (f"/value/{other}", "/value/__consumer_offsets", f"/merged/{other}/{other}"):
+        answer = await http.get(path)
+        assert answer.status_code == 404, path
+        assert "served here" in answer.json()["detail"]
+
+
+# -- where a stream begins and ends ----------------------------------------------------
+
+
+async def test_it_begins_and_ends_where_it_is_told(gateway: Gateway, topic: Topic, oracle: Oracle):
+    name = topic(partitions=3)
+    await oracle.produce(name, 30)
+    middle = datetime.now(UTC).isoformat()
+    await until_later(middle)
+    await oracle.produce(name, 20)
+    for query, count in {
+        "from=earliest&until=latest": 50,
+        "from=earliest&until=7": 7,
+        f"from={middle}&until=latest": 20,
+        f"from=earliest&until={middle}": 30,
+        "from=-1h&until=latest": 50,
+    }.items():
+        query = query.replace("+", "%2B")
+        async with RawClient(f"{gateway.base_url}/records/{name}?{query}") as client:
+            assert await ended(client) == "until", query
+            assert len(records(client)) == count, query
+            if count == 50:
+                oracle.check_events(client.events, start=dict.fromkeys(oracle.end(), 0))
+
+
+async def until_later(instant: str) -> None:
+    then = datetime.fromisoformat(instant).timestamp()
+    await until(lambda: datetime.now(UTC).timestamp() > then + 0.005)
+
+
+async def test_a_route_with_an_hour_of_history_gives_no_more_of_it(
+    gateway: Gateway, topic: Topic, oracle: Oracle
+):
+    name = topic(configs={"retention.ms": "-1"})
+    old = int((datetime.now(UTC).timestamp() - 7200) * 1000)
+    await oracle.produce(name, 5, timestamp=old)
+    young = await oracle.produce(name, 5)
+    async with RawClient(f"{gateway.base_url}/recent/{name}?from=earliest&until=latest") as client:
+        await ended(client)
+        told = [json.loads(each["data"])["offset"] for each in records(client)]
+        assert told == [acked.offset for acked in young]
+
+
+async def test_two_topics_come_in_one_stream_and_resume_together(
+    gateway: Gateway, topic: Topic, oracle: Oracle
+):
+    one, two = topic(partitions=2), topic(partitions=3)
+    async with RawClient(f"{gateway.base_url}/merged/{one}/{two}") as client:
+        await client.wait(1)
+        assert said(client, "begin")[0]["partitions"] == {one: 2, two: 3}
+        await oracle.produce(one, 20)
+        await oracle.produce(two, 20)
+        await client.wait(lambda events: len(records(client)) == 40)
+        client.cut()
+        await oracle.produce(two, 20)
+        await oracle.produce(one, 20)
+        await client.wait(lambda events: len(records(client)) == 80)
+        start = oracle.start_of(one, 2) | oracle.start_of(two, 3)
+        oracle.check_events(client.events, start=dict.fromkeys(start, 0))
+
+
+async def test_a_stream_ends_at_the_age_its_route_gives_it_and_goes_on_in_another(
+    gateway: Gateway, topic: Topic, oracle: Oracle
+):
+    name = topic()
+    async with RawClient(f"{gateway.base_url}/brief/{name}") as client:
+        await client.wait(lambda events: said(client, "end"), within=30)
+        assert said(client, "end") == [{"reason": "lifetime"}]
+        acked = await oracle.produce(name, 5)  # while nobody is connected
+        await client.wait(lambda events: len(records(client)) == 5, within=60)
+        assert [each["data"].encode() for each in records(client)] == [a.value for a in acked]
+        assert client.opened >= 2
+
+
+async def test_an_idle_stream_is_kept_alive_by_comments(gateway: Gateway, topic: Topic):
+    async with RawClient(f"{gateway.base_url}/beating/{topic()}") as client:
+        await until(lambda: client.wire.count(b"\n:\n") >= 3, client.state)
+        assert client.wire.endswith(b"\n\n:\n:\n:\n") or b":\n:\n" in client.wire
+        assert [each["event"] for each in client.events] == ["begin"]
