@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from .position import Place
-from .record import Entry, Gap, Reason, Record, TopicPartition
+from .position import NO_EPOCH, Place
+from .record import BACK, Entry, Gap, Reason, Record, TopicPartition
 
 OVERHEAD = 160  # bytes that an entry costs beside its key, value and headers
 
@@ -60,7 +60,7 @@ class Log:
     def append(self, entry: Entry, now: float) -> None:
         """Add what comes next. A gap that goes back starts the next lineage."""
         assert self.next is not None, "opened by the shared read's start"
-        if type(entry) is Gap and entry.reason in (Reason.TRUNCATED, Reason.RECREATED):
+        if type(entry) is Gap and entry.reason in BACK:
             self._restart(entry)
             return
         size = _size(entry)
@@ -110,6 +110,19 @@ class Log:
         if place.lineage < 0:
             return False
         return any(gap.reason is Reason.RECREATED for gap in self._rebases[place.lineage :])
+
+    def contradicts(self, place: Place) -> bool:
+        """Is there proof that a place of this lineage is of another log's past?
+
+        What comes before a place is not of a later epoch than its own. A client can be ahead
+        of the shared read, which then does not notice when the log is truncated between them.
+        """
+        if place.epoch == NO_EPOCH or place.offset is None or self.next is None:
+            return False
+        if place.offset >= self.next:
+            return self.epoch > place.epoch
+        n = bisect_right(self._nexts, place.offset, lo=self._first) - 1
+        return n >= self._first and self._held[n].entry.epoch > place.epoch
 
     def rebase(self, place: Place) -> tuple[Gap | None, Place]:
         """A place of an older lineage in the present one, and the gap to tell, if any."""

@@ -59,6 +59,10 @@ class Reason(StrEnum):
     POSITION_REFUSED = "position-refused"
 
 
+# The log itself went back: what lies before `next` is of its past.
+BACK = frozenset({Reason.TRUNCATED, Reason.RECREATED})
+
+
 class Gap(NamedTuple):
     """Records that Kafka no longer has, or that will not be sent.
 

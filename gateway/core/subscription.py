@@ -19,7 +19,7 @@ from enum import StrEnum
 from .channel import Channel, Chunk, CohortKey
 from .log import Log
 from .position import NO_EPOCH, UNVERIFIED, Place, Position
-from .record import Entry, Gap, Reason, Record, TopicPartition
+from .record import BACK, Entry, Gap, Ready, Reason, Record, TopicPartition
 from .token import TokenWriter
 
 QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
@@ -71,6 +71,8 @@ class Subscription:
         self._backlog: dict[TopicPartition, deque[Entry]] = {}
         self._backlog_bytes = 0
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
+        self._awaited: set[TopicPartition] = set()  # own, and pending as `begin` said
+        self._approximate: set[TopicPartition] = set()
         self._key: CohortKey | None = None
         self._turns: deque[TopicPartition] = deque()
         self.more = False
@@ -91,7 +93,9 @@ class Subscription:
         channel, tail = self.channel, self.channel.tail
         while self.cursor < channel.head and channel.chunk(self.cursor).only_ready:
             self.cursor += 1
-        return list(tail.readiness.pending()), channel.token(self._cursor_writer().text())
+        pending = list(tail.readiness.pending())
+        self._awaited = self.own.keys() & set(pending)
+        return pending, channel.token(self._cursor_writer().text())
 
     def take(self, budget: int) -> bytes:
         """About `budget` bytes that can be sent now; empty while there are none.
@@ -117,8 +121,20 @@ class Subscription:
         known = self.channel.tail.logs.keys() - {tp for tp, _, _ in self._told}
         return [(tp, p) for tp, p in self.own.items() if p.lineage == UNVERIFIED and tp in known]
 
-    def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
-        """The log has the place, or `gap` says what became of it; `place` is where to go on."""
+    def verified(
+        self,
+        tp: TopicPartition,
+        place: Place,
+        gap: Gap | None = None,
+        *,
+        approximate: bool = False,
+    ) -> None:
+        """The log has the place, or `gap` says what became of it; `place` is where to go on.
+
+        approximate: it was pending, and found by time.
+        """
+        if approximate:
+            self._approximate.add(tp)
         if gap is None:
             self._put(tp, place)
         else:  # no id may hold what was not told
@@ -138,10 +154,18 @@ class Subscription:
         return [(tp, place) for tp, place in own if tp not in told and self._lacks(tp, place)]
 
     def feed(self, tp: TopicPartition, place: Place, entries: Iterable[Entry]) -> None:
-        """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile."""
+        """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile.
+
+        A private read that saw the log go back is no authority: the shared read's lineage
+        is, so the place has to be held against it anew.
+        """
         if self.own.get(tp) != place or self._backlog.get(tp):
             return
-        self._backlog[tp] = deque(entries)
+        backlog = deque(entries)
+        if any(type(entry) is Gap and entry.reason in BACK for entry in backlog):
+            self._put(tp, place._replace(lineage=UNVERIFIED))
+            return
+        self._backlog[tp] = backlog
         self._backlog_bytes += sum(map(_weight, self._backlog[tp]))
 
     def fall(self, position: Position) -> None:
@@ -157,7 +181,9 @@ class Subscription:
             if place.pending:
                 place = tail.logs[tp].origin or place
             self._put(tp, place)
-            if self.slow is SlowClient.SKIP and place.offset is not None and now.offset is not None:
+            if self.slow is not SlowClient.SKIP or place.lineage != now.lineage:
+                continue  # where the log itself went back, that is what is told
+            if place.offset is not None and now.offset is not None:
                 gap = Gap(tp, place.offset, now.offset, now.epoch, Reason.SKIPPED)
                 self._told.append((tp, now, gap))
 
@@ -239,6 +265,8 @@ class Subscription:
             return False
         quantum = self._left - QUANTUM
         progress = False
+        if tp in self._awaited:
+            self._tell_ready(tp)
         for entry in self._entries(tp, log):
             progress = True
             place = Place(entry.next, entry.epoch, log.lineage)
@@ -248,6 +276,14 @@ class Subscription:
             if self._left <= max(0, quantum) or self.ended or self._reached(tp):
                 break
         return self._join(tp, log) or progress
+
+    def _tell_ready(self, tp: TopicPartition) -> None:
+        """The `ready` of the ride is about the ride's place, not this one."""
+        self._awaited.discard(tp)
+        place = self.own[tp]
+        assert place.offset is not None
+        approximate = tp in self._approximate
+        self._send(Ready(tp, place.offset, place.offset, place.epoch, approximate), place)
 
     def _placed(self, tp: TopicPartition, log: Log) -> bool:
         """Bring the place into the log's present lineage, if it can be read at all."""
@@ -263,6 +299,10 @@ class Subscription:
             self._put(tp, place)
             if gap is not None:
                 self._send(gap, place)
+        if log.contradicts(place):
+            self._drop_backlog(tp)
+            self._put(tp, place._replace(lineage=UNVERIFIED))
+            return False
         return True
 
     def _entries(self, tp: TopicPartition, log: Log) -> Iterator[Entry]:

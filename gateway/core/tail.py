@@ -15,7 +15,7 @@ from typing import NamedTuple
 from .log import Log
 from .position import NO_EPOCH, RETIRED, Place, Position
 from .readiness import Readiness
-from .record import Entry, Fault, Gap, Ready, Reason, TopicPartition
+from .record import BACK, Entry, Fault, Gap, Ready, Reason, TopicPartition
 from .token import TokenWriter, TopicPlaces
 
 EXACT_TOKEN = 512  # characters; longer ones are not sent with every event
@@ -96,8 +96,9 @@ class Tail:
     def await_since(self, tp: TopicPartition, epoch: int, since: int) -> None:
         """Nobody knows the end of this partition yet: it will be found as of `since`, in
         seconds of the epoch, or exactly, as the end of `epoch`."""
-        self.since.setdefault(tp, since)
-        self._move(tp, Place(None, epoch))
+        if tp not in self.since:  # the first who waits: no later epoch or time would do
+            self.since[tp] = since
+            self._move(tp, Place(None, epoch))
 
     def issue(self, now: int) -> None:
         """Note the time, in seconds of the epoch. While a partition is pending it stays at the
@@ -161,7 +162,7 @@ class Tail:
             self.readiness.ready(tp)
             self.since.pop(tp, None)
         lineage = self._places[tp].lineage
-        if type(entry) is Gap and entry.reason in (Reason.TRUNCATED, Reason.RECREATED):
+        if type(entry) is Gap and entry.reason in BACK:
             lineage += 1
             if entry.reason is Reason.RECREATED:
                 self._retire(tp)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.core.channel import Channel, trim
 from gateway.core.log import Log
-from gateway.core.position import NO_EPOCH, UNVERIFIED, Place
+from gateway.core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
 from gateway.core.reading import (
     At,
     EpochEnd,
@@ -257,33 +257,25 @@ class Replica:
     def connect(self, view: int, last_event_id: str, start: str, **options: Any) -> Subscription:
         channel = self.channels[view]
         own: dict[TopicPartition, Place] = {}
-        gaps = []
-        since, received = None, None
+        since = None
         if last_event_id:
             token = decode(last_event_id)
             topic = token.among([TOPIC])[TOPIC]
-            since, received = token.issued, token.text
+            since = token.issued
             for p in range(max(len(topic.offsets), self._count())):
                 tp = TopicPartition(TOPIC, p)
                 if p >= len(topic.offsets):
                     own[tp] = Place(0, NO_EPOCH, self.tail.logs[tp].lineage)
                     continue
                 offset, epoch = topic.offsets[p], topic.epochs[p]
-                own[tp] = Place(offset, epoch, UNVERIFIED)
-                if not topic.is_topic(self.tail.ids[TOPIC]):
-                    gap = Gap(tp, offset or 0, 0, NO_EPOCH, Reason.RECREATED)
-                    gaps.append((tp, Place(0, NO_EPOCH, self._lineage(tp)), gap))
+                ours = topic.is_topic(self.tail.ids[TOPIC])
+                own[tp] = Place(offset, epoch if ours else RETIRED, UNVERIFIED)
         elif start == "earliest":
             own = {tp: Place(0, NO_EPOCH, UNVERIFIED) for tp in self.tail.logs}
         else:
             self._await_live()
-        sub = Subscription(channel, own, since=since, received=received, **options)
-        for gap in gaps:
-            sub.verified(*gap)
+        sub = Subscription(channel, own, since=since, **options)
         return sub
-
-    def _lineage(self, tp: TopicPartition) -> int:
-        return self.tail.logs[tp].lineage if tp in self.tail.logs else 0
 
     def _await_live(self) -> None:
         for tp, log in self.tail.logs.items():
@@ -318,7 +310,7 @@ class Replica:
         self._add_private(sub, tp, At(place.offset, place.epoch), sink)
 
     def _resolve(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
-        lineage = self.tail.logs[tp].lineage
+        lineage = self.jobs[tp].reading.lineage
 
         def sink(entries: Sequence[Entry]) -> None:
             for e in entries:
@@ -336,26 +328,29 @@ class Replica:
         self._sync(job)
 
     def _verify(self, sub: Subscription, tp: TopicPartition, place: Place) -> None:
-        if place.offset is None:
+        if place.offset is None and place.epoch != RETIRED:
             self._resolve(sub, tp, place)
             return
-        log, known = self.tail.logs[tp], self.metadata.partitions[tp.partition]
-        lineage = log.lineage
-        offset = place.offset
-        if not known.leader:
+        reading = self.jobs[tp].reading
+        if place.epoch == RETIRED:
+            gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
+            sub.verified(tp, Place(0, NO_EPOCH, reading.lineage), gap)
             return
-        if place.epoch == NO_EPOCH or place.epoch == known.epoch:
-            sub.verified(tp, place._replace(lineage=lineage))
+        if not reading.stands_on(place.epoch):
+            return
+        present = Place(place.offset, reading.leader_epoch, reading.lineage)
+        if place.epoch in (NO_EPOCH, reading.leader_epoch):
+            sub.verified(tp, present._replace(epoch=place.epoch))
             return
 
         def then(answer: Any) -> None:
             if not isinstance(answer, Ended):
                 return
-            if not 0 <= answer.end < offset:
-                sub.verified(tp, place._replace(lineage=lineage))
+            if not 0 <= answer.end < present.offset:
+                sub.verified(tp, present)
                 return
-            gap = Gap(tp, offset, answer.end, answer.epoch, Reason.TRUNCATED)
-            sub.verified(tp, Place(answer.end, answer.epoch, lineage), gap)
+            gap = Gap(tp, present.offset, answer.end, present.epoch, Reason.TRUNCATED)
+            sub.verified(tp, present._replace(offset=answer.end), gap)
 
         self.verifying[sub, tp] = self._ask(tp, EpochEnd(place.epoch), then, (sub, tp))
 
