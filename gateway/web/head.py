@@ -17,6 +17,7 @@ Headers = list[tuple[bytes, bytes]]
 """Names in lower case, values as received."""
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
+_FRAMING = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
 def bad_request(detail: str) -> RequestError:
@@ -34,13 +35,15 @@ def body_length(version: str, headers: Headers) -> int | None:
     length: int | None = 0
     hosts = 0
     for name, value in headers:
+        if name not in _FRAMING:
+            continue
         if name == b"host":
             hosts += 1
             if _HOST.fullmatch(value) is None:
                 raise bad_request("Host is not a host with perhaps a port (RFC 9112 3.2)")
         elif name == b"content-length":
             length = int(value)
-        elif name == b"transfer-encoding":
+        else:
             _only_chunked(version, value)
             length = None
     if hosts != 1 and (hosts or version == "1.1"):
@@ -57,15 +60,16 @@ def _only_chunked(version: str, value: bytes) -> None:
 
 
 def origin_form(method: bytes, target: bytes, headers: Headers) -> bytes:
-    """The request target as path and query; a host in it takes the place of Host's (RFC 9112 3.2).
+    """A target that is no plain path, as path and query; a host in it takes the place of Host's
+    (RFC 9112 3.2). `*` stays for OPTIONS.
 
-    `*` stays for OPTIONS. Raises RequestError for targets of other servers' business.
+    Raises RequestError for targets of other servers' business.
     """
     if method == b"CONNECT":
         raise RequestError(501, "Method not implemented", "this is no proxy: no CONNECT here")
     if b"#" in target:
         raise bad_request("a fragment (#) in the request target (RFC 9112 3.2)")
-    if target.startswith(b"/") or (target == b"*" and method == b"OPTIONS"):
+    if target == b"*" and method == b"OPTIONS":
         return target
     scheme, separator, rest = target.partition(b"://")
     if not separator or scheme.lower() not in (b"http", b"https"):

@@ -9,7 +9,9 @@ A refusal is a problem (RFC 9457) that the client can read: it is sent in its tu
 side is closed, and what still comes is read and forgotten for two seconds. Closing at once
 would have the kernel answer unread bytes with a reset, which eats the refusal. (RFC 9112 9.6)
 
-The price: FIGURES
+The price: a keep-alive GET of a browser's 11 headers takes 18.0 us in here, uvicorn's own 14.2
+(its protocol, a fake transport, uvloop); with Starlette's routing 42 us of CPU instead of 36, and
+a connect with its first GET about 105 instead of 88. A stream that runs costs nothing more.
 """
 
 from __future__ import annotations
@@ -37,6 +39,9 @@ class Phase(Enum):
     BODY = "body"
 
 
+IDLE, HEAD, BODY = Phase
+
+
 class GatewayProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`. Another limit is a subclass with another constant.
 
@@ -55,14 +60,16 @@ class GatewayProtocol(HttpToolsProtocol):
     # nothing for this long is cut; its resume token brings it back without loss.
     USER_TIMEOUT = 60.0
 
-    _phase = Phase.IDLE
+    _phase = IDLE
     _size = 0
+    _most = 0
     _open = 0
     _deaf = False
     _refusal: RequestError | None = None
     _timer: TimerHandle | None = None
 
     # `_size`:    bytes that came after the buffer in which the head, or the body, began.
+    # `_most`:    bytes since the buffer in which the head began, that buffer included.
     # `_open`:    requests handed to the application and not answered to the end.
     # `_deaf`:    a request was refused; no more are read from this connection.
     # `_refusal`: it waits for the answers before it.
@@ -91,49 +98,50 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         self._size += len(data)
+        self._most = self._most + len(data) if self._phase is HEAD else len(data)
         try:
-            self._parse(data)
+            self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._refuse(_refusal_of(error))
-        else:
+            return
+        except httptools.HttpParserUpgrade as stop:
+            self._upgrade(data[stop.args[0] :])
+        if self._phase is not IDLE or not self._open:
             self._watch()
+        elif self._timer is not None:
+            self._disarm()
 
-    def _parse(self, data: bytes) -> None:
-        while data:
-            try:
-                self.parser.feed_data(data)
-                return
-            except httptools.HttpParserUpgrade as stop:
-                if self._should_upgrade():
-                    self._disarm()
-                    self._deaf = True
-                    self.handle_websocket_upgrade()
-                    return
-                # Other protocols are not offered: the request is answered as HTTP/1.1
-                # (RFC 9110 7.8; curl --http2 asks so), and the parser goes on behind it.
-                data = data[stop.args[0] :]
+    def _upgrade(self, behind: bytes) -> None:
+        if self._should_upgrade():
+            self._disarm()
+            self._deaf = True
+            self.handle_websocket_upgrade()
+        elif behind:
+            # Other protocols are not offered: the request is answered as HTTP/1.1 (RFC 9110
+            # 7.8; curl --http2 asks so), and the parser goes on behind it. It cannot go deeper
+            # than PIPELINED.
+            self.data_received(behind)
 
     def _watch(self) -> None:
-        """After each piece: is the request too big, or does it have to hurry?"""
+        """A piece came that ends no request: is it too much, or does the rest have to hurry?"""
         if self._deaf:
             return
-        if self._phase is Phase.IDLE and self._open:
-            self._disarm()
-        elif self._phase is Phase.HEAD and self._size > self.HEAD_BYTES:
+        if self._phase is HEAD and self._size > self.HEAD_BYTES:
             self._refuse(self._head_too_large())
-        elif self._phase is Phase.BODY and self._size > self.BODY_BYTES + self.HEAD_BYTES:
+        elif self._phase is BODY and self._size > self.BODY_BYTES + self.HEAD_BYTES:
             self._refuse(self._body_too_large())
         elif self._timer is None:
-            body = self._phase is Phase.BODY
+            body = self._phase is BODY
             self._arm(self.BODY_SECONDS if body else self.HEAD_SECONDS)
 
     # What the parser says. An error raised here comes out of `feed_data` as its context.
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._phase = Phase.HEAD
+        self._phase = HEAD
         self._size = 0
-        self._disarm()
+        if self._timer is not None:
+            self._disarm()
 
     def on_headers_complete(self) -> None:
         self._check()
@@ -141,9 +149,10 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is before:  # a WebSocket
             return
-        self._phase = Phase.BODY
+        self._phase = BODY
         self._size = self._body = 0
-        self._disarm()
+        if self._timer is not None:
+            self._disarm()
         self._open += 1
         if not self.parser.should_upgrade():
             self.headers = []  # for the trailers, which are none of the application's headers
@@ -155,7 +164,7 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._phase = Phase.IDLE
+        self._phase = IDLE
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -165,11 +174,12 @@ class GatewayProtocol(HttpToolsProtocol):
             self._answer(self._refusal)
 
     def _check(self) -> None:
-        if head.size(self.url, self.headers) > self.HEAD_BYTES:
+        url = self.url
+        if self._most > self.HEAD_BYTES and head.size(url, self.headers) > self.HEAD_BYTES:
             raise self._head_too_large()
-        method = self.parser.get_method()
         length = head.body_length(self.parser.get_http_version(), self.headers)
-        self.url = head.origin_form(method, self.url, self.headers)
+        if url[:1] != b"/" or b"#" in url:
+            self.url = head.origin_form(self.parser.get_method(), url, self.headers)
         if length is not None and length > self.BODY_BYTES:
             raise self._body_too_large()
         if self._open > self.PIPELINED:
@@ -186,7 +196,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._deaf = True
         self._disarm()
         self.logger.info("refused a request: %d %s: %s", error.status, error.title, error)
-        if self._phase is Phase.BODY:
+        if self._phase is BODY:
             self._refuse_body(error)
         elif self._open:
             self._wait_turn(error)
@@ -223,7 +233,7 @@ class GatewayProtocol(HttpToolsProtocol):
             (b"connection", b"close"),
         ]
         lines = b"".join([b"%s: %s\r\n" % header for header in headers])
-        if self._phase is not Phase.IDLE and self.parser.get_method() == b"HEAD":
+        if self._phase is not IDLE and self.parser.get_method() == b"HEAD":
             body = b""
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         self._linger()
@@ -263,11 +273,11 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         if self.flow.read_paused:  # we keep the client waiting, not it us
             self._arm(self.HEAD_SECONDS)
-        elif self._phase is Phase.IDLE:
+        elif self._phase is IDLE:
             self.transport.close()
         else:
             part, seconds = self._phase.value, self.HEAD_SECONDS
-            if self._phase is Phase.BODY:
+            if self._phase is BODY:
                 seconds = self.BODY_SECONDS
             detail = f"the request's {part} was not complete after {seconds:g} s; send it again"
             self._refuse(RequestError(408, "Request timeout", detail))
