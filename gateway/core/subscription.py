@@ -19,7 +19,7 @@ from enum import StrEnum
 from .channel import Channel, Chunk, CohortKey
 from .log import Log
 from .position import NO_EPOCH, UNVERIFIED, Place, Position
-from .record import BACK, Entry, Gap, Ready, Reason, Record, TopicPartition
+from .record import BACK, Entry, Gap, Reason, Record, TopicPartition
 from .token import TokenWriter
 
 QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
@@ -71,8 +71,6 @@ class Subscription:
         self._backlog: dict[TopicPartition, deque[Entry]] = {}
         self._backlog_bytes = 0
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
-        self._awaited: set[TopicPartition] = set()  # own, and pending as `begin` said
-        self._approximate: set[TopicPartition] = set()
         self._key: CohortKey | None = None
         self._turns: deque[TopicPartition] = deque()
         self.more = False
@@ -93,9 +91,7 @@ class Subscription:
         channel, tail = self.channel, self.channel.tail
         while self.cursor < channel.head and channel.chunk(self.cursor).only_ready:
             self.cursor += 1
-        pending = list(tail.readiness.pending())
-        self._awaited = self.own.keys() & set(pending)
-        return pending, channel.token(self._cursor_writer().text())
+        return list(tail.readiness.pending()), channel.token(self._cursor_writer().text())
 
     def take(self, budget: int) -> bytes:
         """About `budget` bytes that can be sent now; empty while there are none.
@@ -121,20 +117,8 @@ class Subscription:
         known = self.channel.tail.logs.keys() - {tp for tp, _, _ in self._told}
         return [(tp, p) for tp, p in self.own.items() if p.lineage == UNVERIFIED and tp in known]
 
-    def verified(
-        self,
-        tp: TopicPartition,
-        place: Place,
-        gap: Gap | None = None,
-        *,
-        approximate: bool = False,
-    ) -> None:
-        """The log has the place, or `gap` says what became of it; `place` is where to go on.
-
-        approximate: it was pending, and found by time.
-        """
-        if approximate:
-            self._approximate.add(tp)
+    def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
+        """The log has the place, or `gap` says what became of it; `place` is where to go on."""
         if gap is None:
             self._put(tp, place)
         else:  # no id may hold what was not told
@@ -265,8 +249,6 @@ class Subscription:
             return False
         quantum = self._left - QUANTUM
         progress = False
-        if tp in self._awaited:
-            self._tell_ready(tp)
         for entry in self._entries(tp, log):
             progress = True
             place = Place(entry.next, entry.epoch, log.lineage)
@@ -276,14 +258,6 @@ class Subscription:
             if self._left <= max(0, quantum) or self.ended or self._reached(tp):
                 break
         return self._join(tp, log) or progress
-
-    def _tell_ready(self, tp: TopicPartition) -> None:
-        """The `ready` of the ride is about the ride's place, not this one."""
-        self._awaited.discard(tp)
-        place = self.own[tp]
-        assert place.offset is not None
-        approximate = tp in self._approximate
-        self._send(Ready(tp, place.offset, place.offset, place.epoch, approximate), place)
 
     def _placed(self, tp: TopicPartition, log: Log) -> bool:
         """Bring the place into the log's present lineage, if it can be read at all."""

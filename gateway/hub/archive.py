@@ -62,11 +62,10 @@ class Archive:
         transforms = self._topic(tp.topic).transforms
         return list(map(Transformer(transforms), entries)) if transforms else entries
 
-    async def resolve(self, tp: TopicPartition, start: Start) -> Ready:
-        """Where a start is, as the shared read would find it."""
+    async def resolve(self, tp: TopicPartition, start: Start) -> Place:
+        """The offset of a start, as the shared read would find it."""
         (ready,) = await self._ask(tp, start)
-        assert isinstance(ready, Ready)
-        return ready
+        return Place(ready.next, ready.epoch)
 
     async def _ask(self, tp: TopicPartition, start: Start) -> Sequence[Entry]:
         answer: asyncio.Future[Sequence[Entry]] = asyncio.get_running_loop().create_future()
