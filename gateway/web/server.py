@@ -20,7 +20,7 @@ from .transport import GatewayProtocol
 
 log = logging.getLogger(__name__)
 
-DRAIN = 10  # seconds for streams to end when the process is told to
+DRAIN = 5  # seconds for clients to take the end of their streams; then they are cut
 BACKLOG = 2048
 
 
@@ -28,6 +28,14 @@ class Server(uvicorn.Server):
     """Ends the streams, with a word and a time to come back, before it closes."""
 
     hub: Hub
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Told to end, it ends with status 0. uvicorn would raise the signal again at last, and
+        a supervisor would see a process killed by it."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.hub.drain()

@@ -1,0 +1,148 @@
+"""Readiness, and how a gateway ends: with a word to every stream and a time to come back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+from support.brokers import Broker
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, route, running_gateway
+from support.oracle import Oracle
+from support.proxy import KafkaProxy
+from support.until import until
+
+Topic = Callable[..., str]
+EVENT_SOURCE = {"Accept": "text/event-stream", "Sec-Fetch-Mode": "cors"}
+
+
+async def ask(gateway: Gateway, path: str, **headers: str) -> httpx.Response:
+    async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
+        return await http.get(gateway.base_url + path, headers=headers)
+
+
+async def readiness(gateway: Gateway, status: int, reason: str = "") -> None:
+    """Until /health/ready says so."""
+    last = ""
+
+    async def look() -> None:
+        nonlocal last
+        while True:
+            answer = await ask(gateway, "/health/ready")
+            last = f"{answer.status_code} {answer.text}"
+            assert answer.headers["content-type"] == "application/json"
+            assert answer.headers["cache-control"] == "no-store"
+            if answer.status_code == status and reason in answer.text:
+                return
+            await asyncio.sleep(0.05)
+
+    try:
+        await asyncio.wait_for(look(), 40)
+    except TimeoutError:
+        raise AssertionError(f"/health/ready says {last}, not {status} {reason}") from None
+
+
+async def test_it_is_ready_while_kafka_is_there_and_its_topics_are_warm(kafka: Broker):
+    """Begun without Kafka, and Kafka without the topic: each is said, and nothing but waiting
+    is needed."""
+    name = "warmed-before-readiness"
+    async with KafkaProxy.around(kafka.servers) as network:
+        await network[1].refuse()
+        config = config_for(network.bootstrap, [name], kafka={"bootstrap": [name]})
+        async with running_gateway(config, ready=False) as gateway:
+            assert (await ask(gateway, "/health/live")).json() == {"status": "live"}
+            await readiness(gateway, 503, "no broker was reached")
+            program = await ask(gateway, f"/events/{name}")
+            assert program.status_code == 503
+            assert int(program.headers["retry-after"]) >= 1
+            assert program.json()["title"] == "Kafka is unavailable"
+            page = await ask(gateway, f"/events/{name}", **EVENT_SOURCE)
+            assert page.status_code == 200
+            assert page.text.startswith("retry: ") and "event: end\n" in page.text
+            await network[1].unhide()
+            await readiness(gateway, 503, f"bootstrap topic {name} is not warm yet")
+            try:
+                kafka.admin.create_topic(name, 3)
+                await readiness(gateway, 200, '"ready"')
+                await network[1].refuse()
+                await readiness(gateway, 503, "no broker was reached")
+                await network[1].unhide()
+                await readiness(gateway, 200)
+            finally:
+                kafka.admin.delete_topic(name)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_told_to_end_it_says_so_to_every_stream_and_ends(
+    kafka: Broker, topic: Topic, number: signal.Signals
+):
+    name = topic(partitions=3)
+    async with (
+        Oracle(kafka.servers) as oracle,
+        running_gateway(config_for(kafka.servers, [name])) as gateway,
+    ):
+        clients = [RawClient(f"{gateway.base_url}/records/{name}", retry=0.05) for _ in range(20)]
+        try:
+            await asyncio.gather(*(client.__aenter__() for client in clients))
+            await asyncio.gather(*(client.wait(1) for client in clients))
+            await oracle.produce(name, 30)
+            await asyncio.gather(*(client.wait(31) for client in clients))
+            began = time.monotonic()
+            gateway.signal(number)
+            await until(lambda: not gateway.alive, "the end")
+            assert await gateway.stop() == 0
+            assert time.monotonic() - began < 5
+            retries = []
+            for client in clients:
+                assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
+                assert client.events[-1]["event"] == "end"
+                retries.append(client.retry)
+                assert client.wire.endswith(b"\n\n"), client.wire[-50:]
+            assert max(retries) - min(retries) > 1, "they would all come back at once"
+            await asyncio.gather(*(client.stop() for client in clients))
+            await oracle.produce(name, 10)  # while there is no gateway
+            await gateway.start()
+            await asyncio.gather(*(client.start() for client in clients))
+            await asyncio.gather(*(client.wait(enough(40), within=40) for client in clients))
+            for client in clients:
+                oracle.check_events(client.events, start=dict.fromkeys(oracle.end(), 0))
+        finally:
+            await asyncio.gather(*(client.__aexit__() for client in clients))
+
+
+def enough(count: int) -> Callable[..., bool]:
+    return lambda events: sum(each["event"] == "message" for each in events) >= count
+
+
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(kafka: Broker, topic: Topic):
+    name = topic()
+    config = config_for(kafka.servers, [name], [route(name, "value")])
+    async with Oracle(kafka.servers) as oracle, running_gateway(config) as gateway:
+        url = f"{gateway.base_url}/events/{name}"
+        async with RawClient(url, receive_buffer=4096) as deaf, RawClient(url) as other:
+            await deaf.wait(1)
+            await other.wait(1)
+            deaf.hold()
+            await oracle.produce(name, 3000, fields={"padding": "x" * 2000})
+            await other.wait(3001)
+            began = time.monotonic()
+            assert await gateway.stop() == 0
+            assert time.monotonic() - began < 20
+            await other.stop()
+            assert other.events[-1]["event"] == "end"
+
+
+async def test_a_port_in_use_is_told_in_one_line(kafka: Broker):
+    config = config_for(kafka.servers, ["any"])
+    async with running_gateway(config, ready=False) as first:
+        taken = {**config, "listen": {"port": first.port}}
+        with pytest.raises(AssertionError, match="status 1(.|\n)*cannot listen on") as told:
+            async with running_gateway(taken, ready=False):
+                pass
+        assert "Traceback" not in str(told.value)
+        await until(lambda: first.alive)
