@@ -1,0 +1,114 @@
+"""The two ends of a record's way within the process: batches to entries, entries to chunks.
+
+No sockets and no Kafka; CPU time of this process, the median of several repeats.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from gateway.core.channel import Channel
+from gateway.core.log import Log
+from gateway.core.record import Entry, Ready, Record, TopicPartition
+from gateway.core.subscription import Subscription
+from gateway.core.tail import Tail
+from gateway.formats import format_for
+from gateway.hub.encoder import SseEncoder
+from gateway.kafka.batches import decode
+
+from .figure import Figure, median
+from .kafka import Kafka
+
+CODECS = {"none": 0, "lz4": 3}
+
+
+@dataclass(frozen=True)
+class Size:
+    records: int = 20_000
+    repeats: int = 5
+    partitions: int = 12
+    bytes: int = 200
+    batches: Sequence[int] = (1, 100, 1000)
+    turns: Sequence[int] = (1, 10, 100, 1000)
+    clients: int = 50
+
+
+async def measure(kafka: Kafka | None, size: Size = Size()) -> list[Figure]:
+    figures = []
+    for codec in CODECS:
+        for batch in size.batches:
+            rate = _rate(partial(_decoding, codec, batch, size), size)
+            what = f"decode, batches of {batch}, compression {codec}"
+            figures.append(Figure(what, rate, "records/s", size.records))
+    for form in ("value", "envelope"):
+        for turn in size.turns:
+            rate = _rate(partial(_publishing, form, turn, 0, size), size)
+            figures.append(Figure(f"encode as {form}, turns of {turn}", rate, "records/s"))
+    for turn in size.turns:
+        work = partial(_publishing, "value", turn, size.clients, size)
+        what = f"encode and {size.clients} cursors, turns of {turn}"
+        figures.append(Figure(what, size.clients * _rate(work, size), "deliveries/s"))
+    return figures
+
+
+def _rate(prepare: Callable[[], Callable[[], int]], size: Size) -> float:
+    """Records a CPU second; `prepare` gives the work, which says how many it has done."""
+    rates = []
+    for _ in range(size.repeats):
+        work = prepare()
+        began = time.process_time()
+        done = work()
+        rates.append(done / (time.process_time() - began))
+    return median(rates)
+
+
+def _decoding(codec: str, count: int, size: Size) -> Callable[[], int]:
+    builder = DefaultRecordBatchBuilder(2, CODECS[codec], 0, -1, -1, -1, 1 << 30)
+    for n in range(count):
+        builder.append(n, 1_700_000_000_000, b"key", _value(size), [])
+    batch, tp = bytes(builder.build()), TopicPartition("bench", 0)
+
+    def work() -> int:
+        done = 0
+        while done < size.records:
+            done += len(decode(tp, batch, 0, end=count).entries)
+        return done
+
+    return work
+
+
+def _publishing(form: str, turn: int, clients: int, size: Size) -> Callable[[], int]:
+    partitions = [TopicPartition("bench", p) for p in range(size.partitions)]
+    logs = {tp: Log(tp, 1 << 26, 600.0) for tp in partitions}
+    tail = Tail("cluster", logs.values(), {"bench": "id"})
+    for log in logs.values():
+        log.open(0, 0)
+    tail.turn([Ready(tp, 0, 0, 0) for tp in partitions], 0)
+    channel = Channel(tail, b"view0", SseEncoder(format_for(form)))
+    readers = [Subscription(channel) for _ in range(clients)]
+    entries: list[Entry] = [
+        Record(partitions[n % size.partitions], n // size.partitions, 0, 0, b"k", _value(size))
+        for n in range(size.records)
+    ]
+
+    def work() -> int:
+        for first in range(0, size.records, turn):
+            some = entries[first : first + turn]
+            for entry in some:
+                logs[entry.tp].append(entry, 0.0)
+            channel.publish(tail.turn(some, 1))
+            for reader in readers:
+                while reader.take(1 << 16):
+                    pass
+        return size.records
+
+    return work
+
+
+def _value(size: Size) -> bytes:
+    return b"~".ljust(size.bytes, b"x")

@@ -1,0 +1,96 @@
+"""`python -m bench.figures`: measure, print a table, keep the result.
+
+Progress goes to stderr, the table to stdout. A measurement that fails is told, the others are
+kept, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TypeAlias
+
+from . import backoff, begin, codec, failover, fanout, latency, results, resume, retention, slow
+from .figure import Figure
+from .kafka import RealKafka, real_kafka
+
+Measure: TypeAlias = Callable[[RealKafka], Awaitable[list[Figure]]]
+
+# On how many brokers each is measured.
+MEASUREMENTS: Mapping[str, tuple[int, Measure]] = {
+    "codec": (1, codec.measure),
+    "begin": (1, begin.measure),
+    "latency": (1, latency.measure),
+    "fanout": (1, fanout.measure),
+    "slow": (1, slow.measure),
+    "resume": (1, resume.measure),
+    "retention": (1, retention.measure),
+    "backoff": (1, backoff.measure),
+    "failover": (3, failover.measure),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.figures", description=__doc__)
+    parser.add_argument("--only", action="append", choices=MEASUREMENTS, help="may be repeated")
+    parser.add_argument("--note", default="", help="kept with the result: what else ran meanwhile")
+    parser.add_argument("--dry", action="store_true", help="print, keep nothing")
+    asked = parser.parse_args(arguments)
+    names = asked.only or list(MEASUREMENTS)
+    machine = results.machine(asked.note)
+    measured = measure(names)
+    machine |= results.load("after")
+    print(results.table(machine, measured))
+    if measured and not asked.dry:
+        _tell(f"kept in {results.keep(machine, measured)}")
+    return 0 if len(measured) == len(names) else 1
+
+
+def measure(names: Sequence[str]) -> dict[str, list[Figure]]:
+    """The figures of each measurement that succeeded; one set of brokers at a time."""
+    measured: dict[str, list[Figure]] = {}
+    for nodes in (1, 3):
+        due = [name for name in MEASUREMENTS if name in names and MEASUREMENTS[name][0] == nodes]
+        with ExitStack() as stack:
+            if due:
+                _tell(f"starting Kafka, {nodes} node{'s' * (nodes > 1)}")
+                kafka = stack.enter_context(real_kafka(nodes))
+            for name in due:
+                figures = _measured(name, kafka)
+                if figures:
+                    measured[name] = figures
+    return measured
+
+
+def _measured(name: str, kafka: RealKafka) -> list[Figure]:
+    began = time.monotonic()
+    _tell(f"{name} ...")
+    try:
+        figures = asyncio.run(_run(name, kafka))
+    except Exception:
+        traceback.print_exc()
+        _tell(f"{name} failed after {time.monotonic() - began:.0f} s")
+        return []
+    finally:
+        kafka.forget_topics()
+    for figure in figures:
+        _tell(f"  {figure.what}: {results.rounded(figure.value)} {figure.unit}")
+    _tell(f"{name} took {time.monotonic() - began:.0f} s")
+    return figures
+
+
+async def _run(name: str, kafka: RealKafka) -> list[Figure]:
+    return await MEASUREMENTS[name][1](kafka)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Records that say when they were produced. librdkafka: its own thread, no time of our loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import confluent_kafka
+
+MARK = b"~"  # once in every record, never in an id: records are counted by one byte
+
+
+class Producer:
+    """acked: (partition, time produced, time acknowledged), times of `time.monotonic()`.
+
+    options: of librdkafka, over those here.
+    """
+
+    def __init__(self, servers: str, **options: Any) -> None:
+        self.sent = 0
+        self.acked: list[tuple[int, float, float]] = []
+        self._client = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": servers,
+                "linger.ms": 0,
+                "log_level": 0,
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+                **options,
+            }
+        )
+
+    def send(self, topic: str, partition: int, size: int = 200) -> None:
+        """size: bytes of the value."""
+        now = time.monotonic()
+        value = b"~%d %d;" % (now * 1e6, partition)
+
+        def acked(error: object, message: object) -> None:
+            if error is None:
+                self.acked.append((partition, now, time.monotonic()))
+
+        self._client.produce(topic, value.ljust(size, b"x"), partition=partition, on_delivery=acked)
+        self.sent += 1
+
+    def poll(self) -> None:
+        self._client.poll(0)
+
+    async def flush(self, within: float = 60.0) -> None:
+        left = await asyncio.to_thread(self._client.flush, within)
+        assert left == 0, f"{left} records were not acknowledged within {within:g} s"
+
+    async def burst(self, topic: str, partitions: int, count: int, size: int = 200) -> None:
+        """As fast as it goes, in turns over the partitions; acknowledged when this returns."""
+
+        def fill() -> None:
+            value = MARK.ljust(size, b"x")
+            for n in range(count):
+                self._client.produce(topic, value, partition=n % partitions)
+
+        await asyncio.to_thread(fill)
+        self.sent += count
+        await self.flush()
+
+    @asynccontextmanager
+    async def steadily(
+        self, topic: str, partitions: int, rate: float, size: int = 200
+    ) -> AsyncIterator[None]:
+        """`rate` records a second while the block lasts, in turns; then acknowledged."""
+        task = asyncio.create_task(self._steadily(topic, partitions, rate, size))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.flush()
+
+    async def _steadily(self, topic: str, partitions: int, rate: float, size: int) -> None:
+        began = time.monotonic()
+        n = 0
+        while True:
+            while n < (time.monotonic() - began) * rate:
+                self.send(topic, n % partitions, size)
+                n += 1
+            self.poll()
+            await asyncio.sleep(max(0.001, began + n / rate - time.monotonic()))

@@ -1,0 +1,106 @@
+"""What a run has found: as a table for people, as JSON lines for later comparison.
+
+One pair of files a day in `bench/results`; runs of that day are appended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gateway.kafka.local.jars import KAFKA_VERSION
+
+from .figure import Figure
+
+DIRECTORY = Path(__file__).parent / "results"
+PACKAGES = ("uvicorn", "uvloop", "starlette", "aiokafka", "confluent-kafka", "orjson")
+
+
+def machine(note: str = "") -> dict[str, Any]:
+    """When, where and with what: all that two runs must share to be compared."""
+    versions = {name: version(name) for name in PACKAGES}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "python": platform.python_version(),
+        **versions,
+        "kafka": KAFKA_VERSION,
+        **load("before"),
+        **({"note": note} if note else {}),
+    }
+
+
+def load(when: str) -> dict[str, float]:
+    """The load average of the last minute; above the number of cores others ran beside us."""
+    return {f"load_{when}": round(os.getloadavg()[0], 1)}
+
+
+def table(machine: Mapping[str, Any], measured: Mapping[str, Sequence[Figure]]) -> str:
+    """Markdown."""
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "date")
+    lines = [f"## {machine['date']}", "", facts + ".", ""]
+    lines += ["| | measured | value | unit | n |", "|---|---|---:|---|---:|"]
+    for name, figures in measured.items():
+        for n, figure in enumerate(figures):
+            what, value = figure.what, rounded(figure.value)
+            head = name if n == 0 else ""
+            lines.append(f"| {head} | {what} | {value} | {figure.unit} | {figure.n} |")
+    return "\n".join(lines) + "\n"
+
+
+def keep(
+    machine: Mapping[str, Any],
+    measured: Mapping[str, Sequence[Figure]],
+    directory: Path = DIRECTORY,
+) -> Path:
+    """Append to the day's files; the path of the Markdown one."""
+    directory.mkdir(exist_ok=True)
+    day = directory / str(machine["date"])[:10]
+    with day.with_suffix(".jsonl").open("a") as file:
+        for name, figures in measured.items():
+            rows = [figure._asdict() for figure in figures]
+            file.write(json.dumps({**machine, "measurement": name, "figures": rows}) + "\n")
+    path = day.with_suffix(".md")
+    with path.open("a") as file:
+        file.write(table(machine, measured) + "\n")
+    return path
+
+
+def rounded(value: float) -> str:
+    """Three digits that count; more would pretend."""
+    if abs(value) >= 100:
+        return f"{round(value, 2 - len(str(int(abs(value)))) + 1):,.0f}"
+    return f"{value:.3g}"
+
+
+def _commit() -> str:
+    """The checkout that was measured, `+` for changes in the package that are not in it."""
+    here = Path(__file__).parent.parent
+    asked = ["git", "describe", "--always", "--abbrev=9", "--dirty=+"]
+    try:
+        return subprocess.run(
+            asked, cwd=here, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
