@@ -111,18 +111,31 @@ class Log:
             return False
         return any(gap.reason is Reason.RECREATED for gap in self._rebases[place.lineage :])
 
-    def contradicts(self, place: Place) -> bool:
-        """Is there proof that a place of this lineage is of another log's past?
+    def admits(self, entry: Entry) -> bool:
+        """Can it be of this lineage? Below `next` nothing is of a later epoch than there."""
+        if self.next is None or entry.epoch <= self.epoch or entry.next > self.next:
+            return type(entry) is not Gap or entry.reason not in BACK
+        return type(entry) is Gap and entry.next == self.next  # its epoch is but its leader's
 
-        What comes before a place is not of a later epoch than its own. A client can be ahead
-        of the shared read, which then does not notice when the log is truncated between them.
+    def parted(self, place: Place) -> tuple[Place | None, bool]:
+        """Where the log left the one that a place of this lineage is of, and whether it is
+        sure that it was not before; (None, True) if nothing that is held speaks against it.
+
+        What lies before a place is of no later epoch than the place. A client can be ahead
+        of the shared read, which then does not notice that the log is cut between the two;
+        and a leader does not know any more where an epoch ended before its log's start.
         """
-        if place.epoch == NO_EPOCH or place.offset is None or self.next is None:
-            return False
-        if place.offset >= self.next:
-            return self.epoch > place.epoch
-        n = bisect_right(self._nexts, place.offset, lo=self._first) - 1
-        return n >= self._first and self._held[n].entry.epoch > place.epoch
+        if place.epoch == NO_EPOCH or place.offset is None or self.start is None:
+            return None, True
+        held, end = self._held, len(self._held)
+        n = bisect_right(held, place.epoch, self._first, key=lambda each: each.entry.epoch)
+        while n < end and (type(held[n].entry) is Gap or held[n].entry.epoch <= place.epoch):
+            n += 1  # the epoch of a gap is that of its leader, not of a record
+        if n == end or self._nexts[n] > place.offset:
+            return None, True
+        if n == self._first:
+            return Place(self.start, NO_EPOCH, self.lineage), False
+        return Place(self._nexts[n - 1], held[n - 1].entry.epoch, self.lineage), True
 
     def rebase(self, place: Place) -> tuple[Gap | None, Place]:
         """A place of an older lineage in the present one, and the gap to tell, if any."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
+from itertools import takewhile
 
 from .channel import Channel, Chunk, CohortKey
 from .log import Log
 from .position import NO_EPOCH, UNVERIFIED, Place, Position
-from .record import BACK, Entry, Gap, Reason, Record, TopicPartition
+from .record import Entry, Gap, Reason, Record, TopicPartition
 from .token import TokenWriter
 
 QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
@@ -119,6 +120,11 @@ class Subscription:
 
     def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
         """The log has the place, or `gap` says what became of it; `place` is where to go on."""
+        log, came = self.channel.tail.logs[tp], self.own.get(tp, place)
+        if gap is None and place.lineage == log.lineage and came.offset == place.offset:
+            parted, _ = log.parted(came)
+            if parted is not None:
+                gap, place = _truncated(tp, came, parted), parted
         if gap is None:
             self._put(tp, place)
         else:  # no id may hold what was not told
@@ -140,16 +146,13 @@ class Subscription:
     def feed(self, tp: TopicPartition, place: Place, entries: Iterable[Entry]) -> None:
         """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile.
 
-        A private read that saw the log go back is no authority: the shared read's lineage
-        is, so the place has to be held against it anew.
+        A private read may see that the log went back before the shared read does. It is no
+        authority: what is not of the lineage is left out, and read again in the next one.
         """
         if self.own.get(tp) != place or self._backlog.get(tp):
             return
-        backlog = deque(entries)
-        if any(type(entry) is Gap and entry.reason in BACK for entry in backlog):
-            self._put(tp, place._replace(lineage=UNVERIFIED))
-            return
-        self._backlog[tp] = backlog
+        log = self.channel.tail.logs[tp]
+        self._backlog[tp] = deque(takewhile(log.admits, entries))
         self._backlog_bytes += sum(map(_weight, self._backlog[tp]))
 
     def fall(self, position: Position) -> None:
@@ -273,11 +276,14 @@ class Subscription:
             self._put(tp, place)
             if gap is not None:
                 self._send(gap, place)
-        if log.contradicts(place):
-            self._drop_backlog(tp)
-            self._put(tp, place._replace(lineage=UNVERIFIED))
-            return False
-        return True
+        parted, sure = log.parted(place)
+        if parted is None:
+            return True
+        self._drop_backlog(tp)
+        self._put(tp, parted if sure else place._replace(lineage=UNVERIFIED))
+        if sure:
+            self._send(_truncated(tp, place, parted), parted)
+        return sure
 
     def _entries(self, tp: TopicPartition, log: Log) -> Iterator[Entry]:
         place = self.own[tp]
@@ -347,6 +353,11 @@ class Subscription:
     def _drop_backlog(self, tp: TopicPartition) -> None:
         for entry in self._backlog.pop(tp, ()):
             self._backlog_bytes -= _weight(entry)
+
+
+def _truncated(tp: TopicPartition, stood: Place, place: Place) -> Gap:
+    assert stood.offset is not None and place.offset is not None
+    return Gap(tp, stood.offset, place.offset, place.epoch, Reason.TRUNCATED)
 
 
 def _weight(entry: Entry) -> int:

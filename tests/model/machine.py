@@ -239,7 +239,7 @@ class World:
             oracle.complete()
         for client in self.clients:
             if not client.connected or client.subscription.own:
-                raise Wrong(f"client {client.number} does not come to ride: {client.subscription}")
+                raise Wrong(f"client {client.number} does not come to ride")
 
     def _quiet(self) -> bool:
         for replica in self.replicas:

@@ -124,15 +124,19 @@ class Oracle:
 
     def _passed(self, p: int, stand: Stand, slot: Slot | None, at: str) -> None:
         """Follow the log back to where the client stood."""
+        partition = self._partition(p, stand)
+        # Where the log was cut and retention then took the place of the cut, no answer of
+        # Kafka's tells that it happened.
+        floor = partition.start if partition.cuts else 0
         least = -1 if stand.offset is None else stand.offset
         while slot is not None and slot.offset >= least:
-            if slot.serial <= stand.begin:
+            if slot.serial <= stand.begin or slot.offset < floor:
                 return
             if self.wants(slot) and slot.serial not in self.seen:
                 raise Wrong(f"partition {p}: lost {slot.value!r} at {slot.offset}, before {at}")
             slot = slot.prev
         last = stand.last
-        if last is None or stand.offset is None or last.offset != stand.offset - 1:
+        if last is None or last.offset + 1 != stand.offset or last.offset < floor:
             return
         if slot is not None and slot is not last and slot.offset == last.offset:
             raise Wrong(f"partition {p}: the log went back below {stand.offset}, untold; {at}")
@@ -153,7 +157,7 @@ class Oracle:
             return
         partition = self._partition(p, stand)
         if reason == "truncated":
-            self._truncated(p, stand, at, to, what)
+            self._truncated(p, stand, partition, at, to, what)
             return
         if to < at:
             raise Wrong(f"{what} goes back")
@@ -165,7 +169,9 @@ class Oracle:
             raise Wrong(f"{what}, but this client skips nothing")
         self.stands[p] = replace(stand, offset=to, last=None)
 
-    def _truncated(self, p: int, stand: Stand, at: int, to: int, what: str) -> None:
+    def _truncated(
+        self, p: int, stand: Stand, partition: Partition, at: int, to: int, what: str
+    ) -> None:
         if to > at:
             raise Wrong(f"{what} goes forward")
         if to == at:
@@ -174,6 +180,8 @@ class Oracle:
         while slot is not None and slot.offset >= to:
             slot = slot.prev
         offset = None if stand.offset is None else min(to, stand.offset)
+        if to <= partition.start:  # what was there between is gone, and so is the proof of it
+            offset, slot = to, None
         self.stands[p] = replace(stand, offset=offset, last=slot)
         self.lowered.add(p)
 
@@ -220,7 +228,7 @@ class Oracle:
             if stand.life != partition.life:
                 raise Wrong(f"partition {p}: the topic was created anew, untold")
             slot = partition.slots[-1] if partition.slots else None
-            floor = partition.start if stand.offset is None else 0
+            floor = partition.start if stand.offset is None or partition.cuts else 0
             while slot is not None and slot.offset >= floor:
                 if slot.serial <= stand.begin or (
                     stand.offset is not None and slot.offset < stand.offset
