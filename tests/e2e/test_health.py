@@ -141,7 +141,7 @@ async def test_a_port_in_use_is_told_in_one_line(kafka: Broker):
     config = config_for(kafka.servers, ["any"])
     async with running_gateway(config, ready=False) as first:
         taken = {**config, "listen": {"port": first.port}}
-        with pytest.raises(AssertionError, match="status 1(.|\n)*cannot listen on") as told:
+        with pytest.raises(AssertionError, match=r"status 1(.|\n)*cannot listen on") as told:
             async with running_gateway(taken, ready=False):
                 pass
         assert "Traceback" not in str(told.value)
