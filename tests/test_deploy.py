@@ -1,0 +1,151 @@
+"""The files of deploy/ do what they say: nginx for real, the others as far as they can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from aiokafka import AIOKafkaProducer
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, running_gateway
+from support.until import until
+
+from gateway.cli import CONFIG
+from gateway.core.token import TokenWriter, TopicPlaces, decode, seal
+from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web.server import DRAIN
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+EVENTS = {"Accept": "text/event-stream", "Connection": "close"}
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@asynccontextmanager
+async def nginx(folder: Path, gateway: Gateway) -> AsyncIterator[str]:
+    """The snippet as it is, but for its two ports."""
+    port = free_port()
+    text = (DEPLOY / "nginx.conf").read_text()
+    text = text.replace("127.0.0.1:8080", f"127.0.0.1:{gateway.port}")
+    text = text.replace("listen 80;", f"listen 127.0.0.1:{port};")
+    (folder / "gateway.conf").write_text(text)
+    kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    temporary = "".join(f"{kind}_temp_path {folder}/{kind};\n" for kind in kinds)
+    (folder / "nginx.conf").write_text(
+        f"daemon off;\nmaster_process off;\npid {folder}/pid;\nerror_log stderr notice;\n"
+        f"events {{}}\nhttp {{\naccess_log off;\n{temporary}include {folder}/gateway.conf;\n}}\n"
+    )
+    command = shutil.which("nginx") or "/usr/sbin/nginx"
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            command, "-p", str(folder), "-c", str(folder / "nginx.conf"), stderr=log
+        )
+    try:
+        await until(lambda: answers(port), lambda: (folder / "log").read_text())
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def orders(client: RawClient) -> list[str]:
+    return [event["data"] for event in client.events if event["event"] == "message"]
+
+
+@pytest.mark.needs("nginx")
+async def test_behind_nginx_events_come_at_once_and_a_restart_loses_none(
+    embedded: EmbeddedKafka, tmp_path: Path
+):
+    embedded.create_topic("orders", 2)
+    producer = AIOKafkaProducer(bootstrap_servers=embedded.bootstrap)
+    await producer.start()
+    try:
+        async with (
+            running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway,
+            nginx(tmp_path, gateway) as url,
+            RawClient(f"{url}/events/orders", headers=EVENTS) as client,
+        ):
+            await client.wait(1)
+            await producer.send_and_wait("orders", b"first", partition=0)
+            await client.wait(lambda _: orders(client) == ["first"])
+            await gateway.kill()
+            await producer.send_and_wait("orders", b"meanwhile", partition=1)
+            await until(lambda: len(client.responses) > 1, client.state)
+            async with httpx.AsyncClient(trust_env=False) as program:
+                assert (await program.get(f"{url}/events/orders")).status_code == 503
+            await gateway.start()
+            await producer.send_and_wait("orders", b"after", partition=0)
+            await client.wait(lambda _: len(orders(client)) >= 3)
+            assert sorted(orders(client)) == ["after", "first", "meanwhile"]
+            assert not client.closed
+    finally:
+        await producer.stop()
+
+
+@pytest.mark.needs("nginx")
+async def test_behind_nginx_the_id_of_2000_partitions_comes_through(
+    embedded: EmbeddedKafka, tmp_path: Path
+):
+    embedded.create_topic("orders", 1)
+    async with running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway:
+        async with RawClient(f"{gateway.base_url}/events/orders") as client:
+            await client.wait(1)
+            mine = decode(client.last_event_id)
+        places = TopicPlaces("orders", "", [10**10] * 2000, [0] * 2000)
+        writer = TokenWriter("", [places], mine.issued)
+        token = seal(writer.text(), mine.view).decode()
+        assert len(token) > 12_000
+        async with nginx(tmp_path, gateway) as url, httpx.AsyncClient(trust_env=False) as http:
+            headers = {**EVENTS, "Last-Event-ID": token}
+            async with http.stream("GET", f"{url}/events/orders", headers=headers) as answer:
+                assert answer.status_code == 200
+                async for line in answer.aiter_lines():
+                    if line.startswith("id: "):
+                        break
+                assert decode(line.removeprefix("id: ")).topics[0].offsets[0] == 10**10
+
+
+def service() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "gateway.service").read_text().splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(name, []).append(value)
+    return found
+
+
+def test_the_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_end():
+    options = service()
+    assert options["RestartPreventExitStatus"] == [str(CONFIG)]
+    assert int(options["TimeoutStopSec"][0]) > DRAIN
+
+
+def test_the_dockerfile_copies_what_there_is_and_takes_the_versions_of_the_lock():
+    text = (DEPLOY / "Dockerfile").read_text()
+    sources = re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M)
+    assert sources
+    for name in " ".join(sources).split():
+        assert (DEPLOY.parent / name).exists(), name
+    (pattern,) = re.findall(r"sed -nE '([^']+)' requirements.lock", text)
+    lock = DEPLOY.parent / "requirements.lock"
+    pins = subprocess.run(
+        ["sed", "-nE", pattern, str(lock)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert len(pins) == len(re.findall(r"^\S+==", lock.read_text(), re.M))
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
