@@ -26,16 +26,18 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
         gateway_of(kafka.servers, topic) as gateway,
         streams(gateway, topic, size.clients, hears=True) as clients,
     ):
+        since = await producer.warm(topic, size.partitions)
         with spent(gateway) as cost:
             async with producer.steadily(topic, size.partitions, size.rate):
                 await asyncio.sleep(size.seconds)
             for client in clients:
                 await client.until(producer.sent)
+    acked = [after - before for _, before, after in producer.acked if before > since]
     delivered = sum(client.records for client in clients)
     load = f"{size.clients} clients, {size.rate:g} msg/s"
     return [
-        *times(f"produced to received, {load}", latencies(clients)),
-        *times("produced to acknowledged by Kafka", [b - a for _, a, b in producer.acked]),
+        *times(f"produced to received, {load}", latencies(clients, since)),
+        *times("produced to acknowledged by Kafka", acked),
         Figure(f"gateway CPU, {load}", 100 * cost.cpu / cost.wall, "% of a core"),
         Figure("CPU of one delivery at that pace", 1e6 * cost.cpu / delivered, "us", delivered),
     ]

@@ -36,6 +36,7 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
         streams(gateway, topic, size.clients - 1, hears=True) as others,
     ):
         slow = await Stream.connect(gateway, topic, receive_buffer=8192)
+        since = await producer.warm(topic, size.partitions)
         async with producer.steadily(topic, size.partitions, size.rate, size.bytes):
             await asyncio.sleep(size.before)
             memory, sent, stalled_at = gateway.memory, producer.sent, time.monotonic()
@@ -54,7 +55,7 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
         slow.close()
     of = f"{size.clients} clients"
     return [
-        *times(f"others' latency, all of {of} reading", latencies(others, before=stalled_at)),
+        *times(f"others' latency, all of {of} reading", latencies(others, since, stalled_at)),
         *times(
             f"others' latency, one of {of} stalled for {size.seconds:g} s",
             latencies(others, stalled_at, resumed_at),
