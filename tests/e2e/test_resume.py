@@ -1,0 +1,345 @@
+"""A client that was cut, anywhere and by anything, goes on exactly where it stopped.
+
+Judged by the oracle: every acknowledged record of the view once, in order per partition,
+nothing of aborted transactions. The gateways are processes, the broker is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import pytest
+from support.brokers import Broker
+from support.clients.hasty import Hasty, cut_anywhere
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, route, running_gateway
+from support.heard import Received, received_envelope
+from support.oracle import Acked, Oracle, heard
+from support.proxy import KafkaProxy
+from support.until import until
+
+from gateway.core import token as tokens
+from gateway.core.record import TopicPartition
+
+TRAFFIC = 6.0  # s of cuts and kills
+WITHIN = 60.0  # s
+KEY = b"key-3"
+
+
+def everything(acked: Acked) -> bool:
+    return True
+
+
+def keyed(acked: Acked) -> bool:
+    return acked.key == KEY
+
+
+def zero(topic: str, partitions: int = 12) -> dict[TopicPartition, int]:
+    return {TopicPartition(topic, p): 0 for p in range(partitions)}
+
+
+def routes(topic: str) -> list[dict[str, Any]]:
+    """/records/TOPIC, /events/TOPIC and /keyed/KEY."""
+    filtered = {"topic": topic, "format": "envelope", "filters": [{"key": "${params.key}"}]}
+    own = {"when": [{"path": "/keyed/{key}"}], "with": filtered}
+    return [route(topic, "envelope"), route(topic, "value"), own]
+
+
+def settings(topic: str, cache: str = "64MiB", **more: Any) -> dict[str, Any]:
+    return {"name": topic, "cache": {"bytes": cache}, **more}
+
+
+def records(events: Iterable[Mapping[str, Any]]) -> list[Received]:
+    return [received_envelope(event) for event in events if event["event"] == "message"]
+
+
+def told(client: RawClient, name: str) -> list[dict[str, Any]]:
+    """The data of its control events of one name."""
+    return [json.loads(each["data"]) for each in client.events if each["event"] == name]
+
+
+async def whole(oracle: Oracle, client: RawClient, **options: Any) -> None:
+    """It has every record of its view from `start` on, and the oracle nothing against it."""
+    view, start = options.get("view", everything), options["start"]
+
+    def due(acked: Acked) -> bool:
+        return view(acked) and acked.offset >= start[acked.tp]
+
+    try:
+        await until(lambda: not oracle.missing(heard(client.events), due), within=30, every=0.1)
+    except TimeoutError:
+        pass  # the oracle says better what is missing
+    oracle.check_events(client.events, **options)
+
+
+@asynccontextmanager
+async def listening(*clients: Hasty) -> AsyncIterator[tuple[Hasty, ...]]:
+    """All of them, from their first block on."""
+    async with AsyncExitStack() as stack:
+        for client in clients:
+            await stack.enter_async_context(client)
+        for client in clients:
+            await client.wait(1, WITHIN)
+        yield clients
+
+
+async def traffic(oracle: Oracle, topic: str, random: Random, ends: float) -> None:
+    """Plain records, and transactions that are committed, aborted, or open for a while."""
+    while time.monotonic() < ends:
+        pick = random.random()
+        if pick < 0.5:
+            await oracle.produce(topic, random.randrange(1, 60))
+        elif pick < 0.9:
+            count, commit = random.randrange(1, 40), pick < 0.7
+            await oracle.produce_transaction(topic, count, commit=commit)
+        else:
+            async with oracle.transaction() as opened:
+                await opened.send(topic, 10)
+                await oracle.produce(topic, 30)
+                await asyncio.sleep(0.3)
+                await (opened.commit() if random.random() < 0.5 else opened.abort())
+        await asyncio.sleep(random.random() * 0.05)
+
+
+async def cut_and_move(
+    clients: Sequence[RawClient], gateways: Sequence[Gateway], random: Random, ends: float
+) -> int:
+    """Cut one after the other at any byte; half of them come back at the other gateway."""
+    cuts = 0
+    while time.monotonic() < ends:
+        client = random.choice(clients)
+        if random.random() < 0.5:
+            client.lead_to(random.choice(gateways).base_url)
+        cut_anywhere(client, random)
+        cuts += 1
+        await asyncio.sleep(random.random() * 0.08)
+    return cuts
+
+
+async def kill_now_and_then(gateway: Gateway, random: Random, ends: float) -> None:
+    while time.monotonic() + 1.5 < ends:
+        await asyncio.sleep(random.uniform(1.0, 2.0))
+        await gateway.kill()
+        await gateway.start(ready=False)
+
+
+@pytest.mark.parametrize(("seed", "cache"), [(1, "64MiB"), (2, "1B")])
+async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lost_or_repeated(
+    kafka: Broker, topic: Callable[..., str], seed: int, cache: str
+) -> None:
+    random = Random(seed)
+    name = topic(partitions=12)
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        for broker in proxy.brokers:
+            broker.delay(0.2)  # the second gateway hears everything later
+        gateways = [
+            await stack.enter_async_context(
+                running_gateway(config_for(servers, [settings(name, cache)], routes(name)))
+            )
+            for servers in (kafka.servers, proxy.bootstrap)
+        ]
+        url = gateways[0].base_url
+        whole_view = [Hasty(f"{url}/records/{name}") for _ in range(4)]
+        filtered = [Hasty(f"{url}/keyed/{KEY.decode()}") for _ in range(2)]
+        await stack.enter_async_context(listening(*whole_view, *filtered))
+        ends = time.monotonic() + TRAFFIC
+        _, cuts, _ = await asyncio.gather(
+            traffic(oracle, name, random, ends),
+            cut_and_move([*whole_view, *filtered], gateways, random, ends),
+            kill_now_and_then(gateways[0], random, ends),
+        )
+        for client in whole_view:
+            await whole(oracle, client, start=zero(name))
+        for client in filtered:
+            await whole(oracle, client, start=zero(name), view=keyed)
+        opened = sum(client.opened for client in (*whole_view, *filtered))
+        print(f"{len(oracle.acknowledged())} records, {cuts} cuts, {opened} connections")
+        assert opened > 30, "hardly anything was cut"
+
+
+async def test_fifty_clients_resume_at_once_what_only_kafka_still_has(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    random = Random(3)
+    name = topic(partitions=12)
+    config = config_for(kafka.servers, [settings(name, cache="1B")], routes(name))
+    async with Oracle(kafka.servers) as oracle, running_gateway(config) as gateway:
+        url = f"{gateway.base_url}/records/{name}"
+        async with listening(Hasty(url)) as (first,):
+            for commit in (True, False, True):
+                await oracle.produce(name, 500)
+                await oracle.produce_transaction(name, 100, commit=commit)
+            await whole(oracle, first, start=zero(name))
+        async with oracle.transaction() as opened, AsyncExitStack() as stack:
+            await opened.send(name, 50)
+            clients = []
+            for _ in range(50):
+                n = random.randrange(len(first.events))
+                start = zero(name)
+                for record in records(first.events[: n + 1]):
+                    start[record.tp or TopicPartition("", 0)] = (record.offset or 0) + 1
+                clients.append((Hasty(url, last_event_id=first.events[n]["id"]), start))
+            began = time.monotonic()
+            await stack.enter_async_context(listening(*(client for client, _ in clients)))
+            await oracle.produce(name, 200)
+            await opened.commit()
+            for client, start in clients:
+                await whole(oracle, client, start=start)
+            taken = time.monotonic() - began
+            count = sum(len(client.events) for client, _ in clients)
+            print(f"50 clients, {count} events in {taken:.1f} s, {gateway.memory >> 20} MB")
+            for client, _ in clients:
+                assert client.opened == 1
+                assert "view" not in told(client, "begin")[0]
+        assert "ERROR" not in gateway.log, gateway.tail()
+
+
+async def test_a_position_kept_over_a_filter_a_format_and_a_topic_that_came_or_went(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    one, two = topic(partitions=12), topic(partitions=3)
+    both = {"when": [{"path": "/both"}], "with": {"topics": [one, two], "format": "envelope"}}
+    made = config_for(kafka.servers, [one, two], [*routes(one), both])
+    async with Oracle(kafka.servers) as oracle, running_gateway(made) as gateway:
+        base = gateway.base_url
+        async with listening(Hasty(f"{base}/records/{one}")) as (client,):
+            await oracle.produce(one, 100)
+            await whole(oracle, client, start=zero(one))
+        at = client.last_event_id
+        here = oracle.start_of(one, 12)
+        await oracle.produce(one, 100)
+        await oracle.produce(two, 30)
+        there = oracle.start_of(two, 3)
+
+        same, filtered, plain, more = others = [
+            Hasty(f"{base}{path}", last_event_id=at)
+            for path in (f"/records/{one}", f"/keyed/{KEY.decode()}", f"/events/{one}", "/both")
+        ]
+        async with listening(*others):
+            assert [told(c, "begin")[0].get("view") for c in others] == [None, *["changed"] * 3]
+            await oracle.produce(two, 30)
+            every = here | there
+            await whole(oracle, same, start=every, view=lambda acked: acked.tp.topic == one)
+            await whole(
+                oracle, filtered, start=every, view=lambda a: a.tp.topic == one and keyed(a)
+            )
+            await plain.wait(lambda e: sum(each["event"] == "message" for each in e) == 100)
+            oracle.check_events(
+                plain.events, format="value", start=here, view=lambda acked: acked.tp.topic == one
+            )
+            await whole(oracle, more, start=every)
+
+        async with listening(Hasty(f"{base}/records/{one}", last_event_id=more.last_event_id)) as (
+            fewer,
+        ):
+            now = oracle.start_of(one, 12)
+            await oracle.produce(one, 20)
+            await until(lambda: len(records(fewer.events)) == 20, fewer.state, WITHIN)
+            oracle.check_events(fewer.events, start=now)
+            assert told(fewer, "begin")[0]["view"] == "changed"
+            assert told(fewer, "begin")[0]["topics"] == [one]
+
+
+async def test_starts_and_ends_are_what_the_query_says(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    name = topic(partitions=3)
+    now = int(time.time() * 1000)
+    none, hour = (
+        {
+            "when": [{"path": f"/{word}"}],
+            "with": {"topic": name, "format": "envelope", "history": word},
+        }
+        for word in ("none", "1h")
+    )
+    made = config_for(kafka.servers, [name], [*routes(name), none, hour])
+    async with Oracle(kafka.servers) as oracle, running_gateway(made) as gateway:
+        old = [await oracle.produce(name, 5, partition=p, timestamp=now - 7200_000) for p in (0, 1)]
+        late = [await oracle.produce(name, 4, partition=p, timestamp=now - 120_000) for p in (0, 2)]
+        recent = sum(map(len, late))
+        all_ = recent + sum(map(len, old))
+        url = f"{gateway.base_url}/records/{name}"
+
+        async def got(path: str, **options: Any) -> list[Received]:
+            async with listening(Hasty(gateway.base_url + path, **options)) as (client,):
+                await client.wait(lambda e: any(each["event"] == "end" for each in e), WITHIN)
+                assert told(client, "end")[0] == {"reason": "until"}
+                return records(client.events)
+
+        records_ = f"/records/{name}"
+        ago = datetime.fromtimestamp((now - 300_000) / 1000, UTC)
+        iso = ago.isoformat().replace("+00:00", "Z")
+        plain = ago.replace(tzinfo=None).isoformat(timespec="seconds")
+        assert len(await got(f"{records_}?from=earliest&until=latest")) == all_
+        assert len(await got(f"{records_}?from=live&until=latest")) == 0
+        assert len(await got(f"{records_}?from=-5m&until=latest")) == recent
+        assert len(await got(f"{records_}?from={iso}&until=latest")) == recent
+        assert len(await got(f"{records_}?from={plain}&until=latest")) == recent
+        assert len(await got(f"{records_}?from=earliest&until=-5m")) == all_ - recent
+        assert len(await got(f"{records_}?from=earliest&until=7")) == 7
+        assert len(await got("/1h?from=earliest&until=latest")) == recent
+        assert len(await got("/none?from=earliest&until=latest")) == 0
+        assert len(await got(f"/keyed/{KEY.decode()}?from=earliest&until=latest")) == sum(
+            keyed(each) for each in oracle.acknowledged()
+        )
+
+        for refused, status in (("/1h?from=-2h", 403), ("/none?from=-1s", 403)):
+            async with Hasty(gateway.base_url + refused) as client:
+                await client.until_closed()
+                assert client.responses[0].status == status
+
+        async with listening(Hasty(f"{url}?from=earliest&until=latest")) as (reader,):
+            await reader.wait(lambda e: e[-1]["event"] == "end", WITHIN)
+        early, later = reader.events[3]["id"], reader.events[10]["id"]
+        assert len(await got(f"{records_}?lastEventId={early}&until=latest")) == all_ - 3
+        assert len(await got(f"{records_}?from=live&lastEventId={early}&until=latest")) == all_ - 3
+        both = f"{records_}?from=live&lastEventId={early}&until=latest"
+        assert len(await got(both, last_event_id=later)) == all_ - 10
+
+
+async def test_a_token_that_cannot_be_used_is_never_silently_replayed(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    name, other = topic(partitions=12), topic(partitions=1)
+    made = config_for(kafka.servers, [name, other])
+    async with Oracle(kafka.servers) as oracle, running_gateway(made) as gateway:
+        async with listening(
+            Hasty(f"{gateway.base_url}/records/{name}"), Hasty(f"{gateway.base_url}/events/{other}")
+        ) as (mine, theirs):
+            await oracle.produce(name, 20)
+            await oracle.produce(other, 1)
+            await mine.wait(21)
+            await theirs.wait(2)
+        good, foreign = mine.last_event_id, theirs.last_event_id
+        flipped = good[:40] + ("A" if good[40] != "A" else "B") + good[41:]
+        url = f"{gateway.base_url}/records/{name}"
+        for bad in (flipped, good[:-9], good[:3], foreign, "x y", "7" + good[1:]):
+            async with RawClient(url, last_event_id=bad) as program:
+                await program.until_closed()
+                assert program.responses[0].status == 400
+                kind = program.responses[0].headers["content-type"]
+                assert kind == "application/problem+json"
+            if " " not in bad:
+                async with Hasty(f"{url}?lastEventId={bad}") as asked:
+                    await asked.until_closed()
+                    assert asked.responses[0].status == 400
+            async with Hasty(url, last_event_id=bad) as browser:
+                await browser.wait(2)
+                assert [each["event"] for each in browser.events[:2]] == ["begin", "gap"]
+                assert told(browser, "gap")[0]["reason"] == "position-refused"
+                assert browser.events[0]["id"] == bad, "until the gap is told, nothing is moved"
+                start = oracle.start_of(name, 12)
+                await oracle.produce(name, 5)
+                await browser.wait(7)
+                oracle.check(records(browser.events), start=start)
+        async with listening(Hasty(url, last_event_id=good)) as (fine,):
+            assert not told(fine, "gap")
