@@ -195,7 +195,8 @@ class GatewayProtocol(HttpToolsProtocol):
         """Answer with a problem when its turn comes, read no more requests, and close."""
         self._deaf = True
         self._disarm()
-        self.logger.info("refused a request: %d %s: %s", error.status, error.title, error)
+        host, port = self.client or ("-", 0)
+        self.logger.info("refused %s:%d: %d %s: %s", host, port, error.status, error.title, error)
         if self._phase is BODY:
             self._refuse_body(error)
         elif self._open:

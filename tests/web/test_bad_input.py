@@ -1,0 +1,659 @@
+"""Whatever a client sends: the right answer, the gateway alive, other streams unharmed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+from confluent_kafka import Producer
+from support.any_topic import serving
+from support.bad_requests import BODIES, HEADS
+from support.gateways import Gateway, config_for
+from support.neighbour import Neighbour, neighbour
+from support.raw_http import Answer, Wire, exchange, get
+from support.sse import Event, Parser
+from support.until import PATIENCE
+
+from gateway.core.token import TokenWriter, TopicPlaces, seal, varint
+from gateway.kafka.embedded import EmbeddedKafka
+
+MIB = 1024 * 1024
+TOPICS = {"orders": 3, "other": 3, "odd": 1, "busy": 1, "calm": 3}
+EVENT_SOURCE = (b"Accept: text/event-stream", b"Sec-Fetch-Mode: cors")
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(TOPICS) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+    config = config_for(kafka.bootstrap, TOPICS, kafka={"bootstrap": list(TOPICS)})
+    by_key = {"topic": "orders", "filters": [{"key": "${params.customer}"}]}
+    config["routes"] += [
+        {"when": [{"path": "/events/orders/{customer}"}], "with": by_key},
+        {"when": [{"path": "/any/{topic}"}], "with": {"topic": "${params.topic}"}},
+        {"when": [{"path": "/cloud/odd"}], "with": {"topic": "odd", "format": "cloudevents"}},
+    ]
+    with serving(config) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def calm(kafka: EmbeddedKafka, gateway: Gateway) -> Iterator[Neighbour]:
+    """A stream of another client, open all the time."""
+    with neighbour(",".join(kafka.bootstrap), gateway.port, "calm", TOPICS["calm"]) as calm:
+        yield calm
+
+
+@pytest.fixture(autouse=True)
+def unharmed(gateway: Gateway, calm: Neighbour) -> Iterator[None]:
+    """After every case: the same process, in good health, quiet, and the other stream whole."""
+    pid, logged = gateway.pid, len(gateway.log)
+    yield
+    assert gateway.alive and gateway.pid == pid, gateway.tail()
+    assert ask(gateway, get("/health/live")).status == 200
+    assert "Traceback" not in gateway.log[logged:], gateway.tail()
+    calm.unharmed()
+
+
+@pytest.fixture(scope="module")
+def produce(kafka: EmbeddedKafka) -> Iterator[Callable[..., None]]:
+    limit = {"message.max.bytes": 16 * MIB, "log_level": 0}
+    producer = Producer({"bootstrap.servers": ",".join(kafka.bootstrap), "linger.ms": 0} | limit)
+
+    def produce(topic: str, *values: bytes | None, **options: object) -> None:
+        failed: list[object] = []
+        for value in values:
+            told = {"on_delivery": lambda error, _: failed.append(error) if error else None}
+            producer.produce(topic, value, **options, **told)  # type: ignore[arg-type]
+        assert producer.flush(PATIENCE) == 0 and not failed, failed
+
+    yield produce
+
+
+class Stream:
+    """An SSE response, event by event; `head` is its status line and headers."""
+
+    def __init__(self, wire: Wire, request: bytes) -> None:
+        self.wire = wire
+        wire.send(request)
+        self.head = wire.answer_head()
+        assert self.head.status == 200, (self.head, wire._body(self.head.headers))
+        assert self.head.headers["content-type"].startswith("text/event-stream")
+        self._parser = Parser()
+        self._events: list[Event] = []
+
+    def event(self) -> Event:
+        while not self._events:
+            self._events = self._parser.feed(self.wire.chunk())
+        return self._events.pop(0)
+
+    def record(self) -> Event:
+        """The next one that says more than where the stream stands."""
+        while (event := self.event()).type == "position":
+            pass
+        return event
+
+
+def ask(gateway: Gateway, request: bytes) -> Answer:
+    with Wire(gateway.port) as wire:
+        wire.send(request)
+        return wire.answer()
+
+
+def streams(gateway: Gateway, request: bytes) -> list[str]:
+    """The stream's first event, after which it is still open."""
+    with Wire(gateway.port) as wire:
+        return [Stream(wire, request).event().type]
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+# Tokens
+
+
+def token_of(gateway: Gateway, topic: str) -> bytes:
+    """The id that a stream begins with."""
+    with Wire(gateway.port) as wire:
+        return Stream(wire, get(f"/events/{topic}")).event().last_event_id.encode()
+
+
+def changed(token: bytes, at: int) -> bytes:
+    old = token[at : at + 1]
+    return token[:at] + (b"A" if old != b"A" else b"B") + token[at + 1 :]
+
+
+def foreign(token: bytes) -> bytes:
+    places = TopicPlaces("orders", "", [5, 5, 5], [0, 0, 0])
+    return seal(TokenWriter("elsewhere", [places], 1).text(), token[1:6])
+
+
+def topics_head(token: bytes, count: int) -> bytes:
+    """A whole token of the right cluster that says it has `count` topics, and has none."""
+    return seal(token[6:17] + varint(count), token[1:6])
+
+
+def partitions_head(token: bytes, count: int) -> bytes:
+    """Of the right cluster and topic, with `count` partitions and no offsets."""
+    topic = token[18:31]
+    return seal(token[6:17] + varint(1) + topic + varint(count) + varint(1) + varint(0), b"AAAAA")
+
+
+# Where a token's parts begin: version, view, time of issue, cluster, number of topics, topic
+# name, topic id, partitions, epoch, exceptions, width, offsets, checksum.
+PARTS = [0, 1, 6, 12, 17, 18, 23, 31, 32, 33, 34, 35, -6, -1]
+
+TOKENS: dict[str, Callable[[bytes], bytes]] = {
+    **{f"changed at {at}": lambda token, at=at: changed(token, at) for at in PARTS},  # type: ignore[misc]
+    "cut by one": lambda token: token[:-1],
+    "cut in half": lambda token: token[: len(token) // 2],
+    "first character only": lambda token: token[:1],
+    "beheaded": lambda token: token[1:],
+    "one character more": lambda token: token + b"A",
+    "twice": lambda token: token + token,
+    "a list": lambda token: token + b"," + token,
+    "a space within": lambda token: token[:9] + b" " + token[9:],
+    "in lower case": lambda token: token.lower(),
+    "of a later version": lambda token: b"2" + token[1:],
+    "of another cluster": foreign,
+    "no content but a checksum": lambda token: seal(b"", token[1:6]),
+    "no topics": lambda token: topics_head(token, 0),
+    "100,000 topics": lambda token: topics_head(token, 100_000),
+    "2^59 topics": lambda token: topics_head(token, 1 << 59),
+    "100,000 partitions without offsets": lambda token: partitions_head(token, 100_000),
+    "2^59 partitions": lambda token: partitions_head(token, 1 << 59),
+    "an endless number": lambda token: seal(token[6:17] + b"_" * 100, token[1:6]),
+    "null": lambda _: b"null",
+    "an offset": lambda _: b"42",
+    "JSON": lambda _: b'[{"topic":"orders","partition":0,"offset":1}]',
+    "base64": lambda _: b"AQID+/8=",
+    "60 KB": lambda _: b"1" + b"A" * 60_000,
+    "UTF-8": lambda token: token[:9] + "é".encode() + token[9:],
+    "bytes that are no text": lambda token: token[:9] + b"\xff\xfe" + token[9:],
+}
+
+
+@pytest.fixture(scope="module")
+def token(gateway: Gateway) -> bytes:
+    return token_of(gateway, "orders")
+
+
+def quoted(data: bytes) -> bytes:
+    return b"".join([b"%%%02X" % byte for byte in data])
+
+
+@pytest.mark.parametrize("case", TOKENS)
+def test_a_bad_token_is_refused_to_programs(gateway: Gateway, token: bytes, case: str) -> None:
+    bad = TOKENS[case](token)
+    answer = ask(gateway, get("/events/orders", b"Last-Event-ID: " + bad))
+    assert answer.status == 400
+    assert "connect without" in answer.problem["detail"]
+
+
+@pytest.mark.parametrize("case", [case for case in TOKENS if case != "60 KB"])
+def test_a_bad_token_in_the_query_is_refused_to_everyone(
+    gateway: Gateway, token: bytes, case: str
+) -> None:
+    target = b"/events/orders?lastEventId=" + quoted(TOKENS[case](token))
+    for headers in ((), EVENT_SOURCE):
+        assert ask(gateway, get(target, *headers)).problem["status"] == 400
+
+
+@pytest.mark.parametrize("case", TOKENS)
+def test_a_bad_token_is_told_to_an_event_source_as_a_gap(
+    gateway: Gateway, token: bytes, case: str
+) -> None:
+    bad = TOKENS[case](token)
+    with Wire(gateway.port) as wire:
+        stream = Stream(wire, get("/events/orders", b"Last-Event-ID: " + bad, *EVENT_SOURCE))
+        assert stream.event().type == "begin"
+        gap = stream.event()
+        assert (gap.type, gap.json()["reason"]) == ("gap", "position-refused")
+        assert gap.last_event_id, "the gap is told again after the next cut"
+
+
+def test_no_character_of_a_token_can_be_changed(gateway: Gateway, token: bytes) -> None:
+    with Wire(gateway.port) as wire:
+        for at in range(len(token)):
+            wire.send(get("/events/orders", b"Last-Event-ID: " + changed(token, at)))
+            assert wire.answer().status == 400, at
+
+
+def test_the_token_of_another_topic_is_refused(gateway: Gateway) -> None:
+    line = b"Last-Event-ID: " + token_of(gateway, "other")
+    assert ask(gateway, get("/events/orders", line)).problem["status"] == 400
+
+
+def test_a_token_too_long_for_a_head_is_refused_by_its_length(gateway: Gateway) -> None:
+    long = b"1" + b"A" * 65 * 1024
+    assert exchange(gateway.port, get("/events/orders", b"Last-Event-ID: " + long)).status == 431
+    assert exchange(gateway.port, get(b"/events/orders?lastEventId=" + long)).status == 414
+
+
+def test_the_header_beats_the_query(gateway: Gateway, token: bytes) -> None:
+    good, bad = token, b"nonsense"
+    line, query = b"Last-Event-ID: ", b"/events/orders?lastEventId="
+    assert streams(gateway, get(query + bad, line + good)) == ["begin"]
+    assert ask(gateway, get(query + good, line + bad)).status == 400
+
+
+# Where to start and to end
+
+QUERIES = [
+    b"from=-1",
+    b"from=0",
+    b"from=42",
+    b"from=NaN",
+    b"from=inf",
+    b"from=1e9",
+    b"from=99999999999999999999",
+    b"from=" + b"9" * 5000,
+    b"from=" + b"-" * 5000 + b"5m",
+    b"from=yesterday",
+    b"from=LIVE",
+    b"from=-5",
+    b"from=-5x",
+    b"from=5m",
+    b"from=-m",
+    b"from=-1.5h",
+    b"from=%00",
+    b"from=%FF",
+    b"from=%D9%A1m",
+    b"from=-%D9%A1m",
+    b"from=%0D%0AX-Injected:%20yes",
+    b"from=2026-13-01",
+    b"from=2026-02-30T00:00:00",
+    b"from=2024-01-01T00:00:00-99:00",
+    b"from=9999-12-31T23:59:59",
+    b"from=9999-12-31T23:59:59-23:59",
+    b"from=live&from=live",
+    b"from=live&from=earliest",
+    b"from=earliest&from=",
+    b"until=-1",
+    b"until=0",
+    b"until=NaN",
+    b"until=1e9",
+    b"until=1.5",
+    b"until=%D9%A1",
+    b"until=99999999999999",
+    b"until=tomorrow",
+    b"until=earliest",
+    b"until=9999-12-31",
+    b"until=latest&until=latest",
+    b"until=1&until=2",
+    b"from=live&until=nonsense",
+    b"from=nonsense&until=latest",
+    b"lastEventId=a&lastEventId=b",
+]
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query[:40].decode())
+def test_a_start_or_end_without_sense_is_refused(gateway: Gateway, query: bytes) -> None:
+    problem = ask(gateway, get(b"/events/orders?" + query)).problem
+    assert problem["status"] == 400
+    assert len(problem["detail"]) < 500
+    assert ask(gateway, get(b"/events/orders?" + query, *EVENT_SOURCE)).status == 400
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        b"%",
+        b"&&&===",
+        b"from=",
+        b"until=",
+        b"unknown=1",
+        b"%FF=%FF",
+        b"From=nonsense",
+        b"from=0001-01-01",
+        b"from=-999999999d",
+        b"until=999999999999",
+        b"&".join([b"a=b"] * 10_000),
+    ],
+    ids=lambda query: query[:40].decode(),
+)
+def test_a_query_of_no_meaning_is_no_harm(gateway: Gateway, query: bytes) -> None:
+    assert streams(gateway, get(b"/events/orders?" + query)) == ["begin"]
+
+
+# Methods and paths
+
+METHODS = ["POST", "PUT", "DELETE", "PATCH", "TRACE", "QUERY", "PROPFIND", "SUBSCRIBE"]
+
+
+@pytest.mark.parametrize("path", ["/events/orders", "/health/live"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_of_no_use_here_is_refused(gateway: Gateway, method: str, path: str) -> None:
+    answer = ask(gateway, get(path, b"X-Secret: mirror", method=method))
+    assert answer.problem["status"] == 405
+    assert "GET" in answer.headers["allow"]
+    assert b"mirror" not in answer.body  # TRACE
+
+
+def test_options_is_answered_without_a_preflight(gateway: Gateway) -> None:
+    answer = ask(gateway, get("/events/orders", method="OPTIONS"))
+    assert (answer.status, answer.body) == (204, b"")
+    assert ask(gateway, get("*", method="OPTIONS")).status == 404
+
+
+def test_a_refused_body_is_read_to_its_end(gateway: Gateway) -> None:
+    with Wire(gateway.port) as wire:
+        for _ in range(3):
+            head = get("/events/orders", b"Content-Length: 65536", method="POST")
+            wire.send(head + b"x" * 65536)
+            assert wire.answer().status == 405
+
+
+PATHS = [
+    b"/",
+    b"/nowhere",
+    b"/events",
+    b"/events/",
+    b"/events/orders/",
+    b"/events/unknown",
+    b"//events/orders",
+    b"/events//orders",
+    b"/./events/orders",
+    b"/events/../events/orders",
+    b"/events/%2e%2e/events/orders",
+    b"/../../../../etc/passwd",
+    b"/..%2f..%2fetc%2fpasswd",
+    b"/events/orders%00",
+    b"/events%2Forders",
+    b"/events%5Corders",
+    b"/events\\orders",
+    b"/EVENTS/orders",
+    b"/events/orders;a=b",
+    b"/events/orders/%FF%FE",
+    b"/events/orders/%C0%AF",
+    b"/events/orders/%ED%A0%80",
+    b"/%",
+    b"/%zz",
+    b"/%u0041",
+    b"/" + b"a" * 60_000,
+    b"/" * 60_000,
+    b"/" + b"%2F" * 20_000,
+    b"/any/unknown",
+    b"/any/__consumer_offsets",
+    b"/any/..",
+    b"/any/%00",
+    b"/any/%FF",
+    b"/any/%F0%9F%92%A9",
+    b"/any/orders,other",
+    b"/any/${params.topic}",
+    b"/any/" + b"a" * 250,
+    b"/any/" + b"a" * 60_000,
+    b"/health/live/",
+    b"/health/%6Cive/x",
+]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path[:40].decode())
+def test_a_path_to_nowhere_is_not_found(gateway: Gateway, path: bytes) -> None:
+    answer = ask(gateway, get(path))
+    assert answer.problem["status"] == 404
+    assert b"root:" not in answer.body
+    assert ask(gateway, get(path, *EVENT_SOURCE)).status == 404
+
+
+@pytest.mark.parametrize("key", [b"%00", b"a%2Fb", b"%0A%0D", b"..", b"%", b"a" * 60_000])
+def test_any_text_may_be_the_key_in_a_path(gateway: Gateway, key: bytes) -> None:
+    assert streams(gateway, get(b"/events/orders/" + key)) == ["begin"]
+
+
+# Requests that are none
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_a_bad_head_is_refused(gateway: Gateway, case: str) -> None:
+    status, request = HEADS[case]
+    assert exchange(gateway.port, request).problem["status"] == status
+
+
+@pytest.mark.parametrize("case", BODIES)
+def test_a_bad_body_ends_the_connection(gateway: Gateway, case: str) -> None:
+    status, request = BODIES[case]
+    with Wire(gateway.port) as wire:
+        wire.send(request)
+        assert wire.answer().problem["status"] in (404, status)  # 404: answered before its body
+        if wire.send(get("/health/live")):
+            wire.closes()
+
+
+UPGRADES = {
+    "h2c": b"h2c",
+    "websocket": b"websocket",
+    "nonsense": b"\x80\x81",
+}
+
+
+@pytest.mark.parametrize("case", UPGRADES)
+def test_an_upgrade_that_is_not_offered_is_ignored(gateway: Gateway, case: str) -> None:
+    lines = (b"Connection: Upgrade", b"Upgrade: " + UPGRADES[case])
+    assert ask(gateway, get("/health/live", *lines)).status == 200
+
+
+# Time
+
+
+def test_what_is_not_said_to_its_end_in_ten_seconds_is_refused(gateway: Gateway) -> None:
+    """All at once, for each takes its ten seconds; some send a byte now and then."""
+    head = get("/events/orders")[:-4]
+    post = get("/events/orders", b"Content-Length: 5", method="POST")
+    told = {b"G": 408, b"GET / HTTP/1.1\r\nHo": 408, head: 408, head + b"\r\n\r": 408, b"PRI": 408}
+    with ExitStack() as stack:
+        silent = [(stack.enter_context(Wire(gateway.port)), sent) for sent in told]
+        drops = [stack.enter_context(Wire(gateway.port)) for _ in range(5)]
+        idle = [stack.enter_context(Wire(gateway.port)) for _ in range(5)]
+        answered = stack.enter_context(Wire(gateway.port))
+        answered.send(post)
+        assert answered.answer().status == 405
+        for wire, sent in silent:
+            wire.send(sent)
+        for wire in drops:
+            wire.send(head)
+        deadline = time.monotonic() + PATIENCE
+        while all([wire.send(b"\r\nX: y") for wire in drops]):
+            assert time.monotonic() < deadline, "slow heads are listened to for ever"
+            time.sleep(0.25)
+        for wire, sent in silent:
+            assert wire.last_answer().problem["status"] == told[sent]
+        for wire in drops:
+            assert wire.answer().status == 408
+        for wire in (*idle, answered):
+            wire.closes()
+
+
+def test_a_stream_with_a_request_body_that_never_comes_harms_itself_only(gateway: Gateway) -> None:
+    with Wire(gateway.port) as wire:
+        stream = Stream(wire, get("/events/orders", b"Content-Length: 5"))
+        assert stream.event().type == "begin"
+
+
+# Many
+
+
+def clients_of(gateway: Gateway) -> int:
+    """Connections that it has accepted and not closed."""
+    sockets = psutil.Process(gateway.pid).net_connections("tcp")
+    return sum(1 for each in sockets if each.laddr.port == gateway.port and each.raddr)
+
+
+def test_two_hundred_connections_that_ask_nothing(gateway: Gateway, calm: Neighbour) -> None:
+    with ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(Wire(gateway.port))
+        eventually(lambda: clients_of(gateway) >= 200, "they are not accepted")
+        calm.unharmed()
+        assert streams(gateway, get("/events/orders")) == ["begin"]
+    eventually(lambda: clients_of(gateway) <= 10, "they stay open")
+
+
+def test_two_hundred_streams_cut_by_a_reset_leave_nothing(gateway: Gateway) -> None:
+    for n in range(200):
+        with Wire(gateway.port) as wire:
+            wire.send(get("/events/orders"))
+            if n % 2:
+                wire.answer_head()
+            reset = struct.pack("ii", 1, 0)
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    eventually(lambda: clients_of(gateway) <= 10, "they stay open")
+
+
+def test_requests_pipelined_behind_a_stream_take_no_memory(gateway: Gateway) -> None:
+    with Wire(gateway.port) as wire:
+        assert Stream(wire, get("/events/orders")).event().type == "begin"
+        before = gateway.memory
+        wire.socket.settimeout(1)
+        with pytest.raises(TimeoutError):
+            wire.socket.sendall(get("/events/orders") * 1_000_000)
+        assert gateway.memory < before + 16 * MIB
+
+
+def test_clients_that_never_read_take_bounded_memory(
+    gateway: Gateway, produce: Callable[..., None], calm: Neighbour
+) -> None:
+    with ExitStack() as stack:
+        stuck: list[Stream] = []
+        for _ in range(20):
+            wire = stack.enter_context(Wire(gateway.port, receive_buffer=4096))
+            stuck.append(Stream(wire, get("/events/busy")))
+            assert stuck[-1].event().type == "begin"
+        reads = Stream(stack.enter_context(Wire(gateway.port)), get("/events/busy"))
+        assert reads.event().type == "begin"
+        before = gateway.memory
+        for _ in range(20):
+            produce("busy", *[b"x" * 20_000] * 50)  # 20 MB in all, 400 MB to write
+            assert [reads.record().type for _ in range(50)] == ["message"] * 50
+            calm.unharmed()
+        assert gateway.memory < before + 128 * MIB
+        for stream in stuck:
+            assert stream.record().type in ("message", "gap")
+
+
+# Records
+
+
+@pytest.fixture(scope="module")
+def odd(gateway: Gateway) -> Iterator[dict[str, Stream]]:
+    """Streams of one topic in every format, open over all records."""
+    with ExitStack() as stack:
+        made: dict[str, Stream] = {}
+        for path in ("/events/odd", "/records/odd", "/cloud/odd"):
+            wire = stack.enter_context(Wire(gateway.port))
+            made[path] = Stream(wire, get(path))
+            assert made[path].event().type == "begin"
+        yield made
+
+
+NOT_TEXT = {
+    "byte 255": b"\xff",
+    "cut UTF-8": "é".encode()[:1],
+    "surrogate": b"\xed\xa0\x80",
+    "overlong": b"\xc0\xaf",
+    "text with one bad byte": b"x" * 10_000 + b"\x80",
+    "UTF-16": "text".encode("utf-16"),
+    "past Unicode": b"\xf4\x90\x80\x80",
+}
+
+
+@pytest.mark.parametrize("case", NOT_TEXT)
+def test_a_value_that_is_no_text_is_an_error_where_text_is_promised(
+    odd: dict[str, Stream], produce: Callable[..., None], case: str
+) -> None:
+    produce("odd", NOT_TEXT[case])
+    error = odd["/events/odd"].record()
+    assert (error.type, error.json()["code"]) == ("error", "value-not-text")
+    exact = odd["/records/odd"].record()
+    assert exact.type == "message" and "base64" in exact.json()["value"]
+    assert "data_base64" in odd["/cloud/odd"].record().json()
+    produce("odd", b"next")
+    assert {stream.record().type for stream in odd.values()} == {"message"}
+
+
+TEXTS = {
+    "an event within": b'a\n\nevent: end\ndata: {"reason":"evil"}\n\nid: evil\n\n',
+    "an event within, by CR": b"a\r\revent: end\rdata: {}\r\rid: evil\rretry: 1\r\r",
+    "an event within, by CRLF": b"a\r\n\r\nevent: end\r\ndata: {}\r\n\r\n",
+    "line ends only": b"\n\r\n\r",
+    "empty": b"",
+    "NUL": b"a\0b",
+    "control bytes": bytes(range(1, 32)),
+    "byte order mark": "\ufeffa".encode(),
+    "other line ends": "a\u2028b\u2029c\u0085d\x0be".encode(),
+    "field names": b"event: x\nid: x\nretry: 1\ndata: x\n: x\ndata",
+    "spaces": b"  a  \n  b  ",
+    "NaN": b"NaN",
+    "deep JSON": b"[" * 100_000 + b"]" * 100_000,
+    "2 MB in one line": b"y" * 2 * MIB,
+    "500,000 lines": b"\n" * 500_000,
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+def test_text_of_any_kind_is_one_event(
+    odd: dict[str, Stream], produce: Callable[..., None], case: str
+) -> None:
+    value = TEXTS[case]
+    produce("odd", value)
+    plain = odd["/events/odd"].record()
+    folded = value.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    assert (plain.type, plain.raw) == ("message", folded)
+    assert plain.last_event_id.startswith("1")
+    exact = odd["/records/odd"].record()
+    assert exact.json()["value"].encode() == value
+    assert odd["/cloud/odd"].record().type == "message"
+
+
+KEYS = {
+    "byte 255": b"\xff\xfe",
+    "NUL": b"\0",
+    "line ends": b"a\r\nevent: end\r\n\r\n",
+    "empty": b"",
+    "1 MB": b"k" * MIB,
+    "none": None,
+}
+
+
+@pytest.mark.parametrize("value", [b"v", None], ids=["value", "tombstone"])
+@pytest.mark.parametrize("case", KEYS)
+def test_keys_of_any_kind_are_one_event(
+    odd: dict[str, Stream], produce: Callable[..., None], case: str, value: bytes | None
+) -> None:
+    produce("odd", value, key=KEYS[case])
+    type_ = "delete" if value is None else "message"
+    assert [stream.record().type for stream in odd.values()] == [type_] * 3
+
+
+def test_headers_of_any_kind_are_told(odd: dict[str, Stream], produce: Callable[..., None]) -> None:
+    pairs = [("", b""), ("a\r\n\r\nb", b"\xff"), ("a", None), ("a", b"twice"), ("ce_id", b"\0")]
+    pairs += [("ce_specversion", b"1.0"), ("ce_time", b"never"), ("content-type", b"a/b; =\xff")]
+    produce("odd", b"v", headers=pairs)
+    assert [stream.record().type for stream in odd.values()] == ["message"] * 3
+
+
+def test_a_record_larger_than_any_fetch_goes_through(
+    odd: dict[str, Stream], produce: Callable[..., None]
+) -> None:
+    value = json.dumps({"a": "b" * 4 * MIB}).encode()
+    produce("odd", value)
+    assert odd["/events/odd"].record().raw == value
+    assert odd["/records/odd"].record().json()["value"].encode() == value
+    assert odd["/cloud/odd"].record().json()["type"]
+    produce("odd", b"next")
+    assert odd["/events/odd"].record().raw == b"next"
+    assert [odd[path].record().type for path in ("/records/odd", "/cloud/odd")] == ["message"] * 2
