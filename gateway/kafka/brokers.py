@@ -30,6 +30,7 @@ class Brokers:
     ) -> None:
         self.known: dict[int, BrokerAnswer] = {}
         self.cluster_id: str | None = None
+        self.answered: int | None = None  # who answered last
         self._connections = connections
         self._bootstrap = tuple(-1 - index for index in range(len(bootstrap)))
         self._hedge = hedge
@@ -67,6 +68,7 @@ class Brokers:
                 node = asked.pop(task)
                 failure = _failure(task)
                 if failure is None:
+                    self.answered = node
                     self._learn(task.result())
                     return node, task.result()
                 error = failure

@@ -142,7 +142,7 @@ class Cluster:
         """Seconds for which a compacted topic keeps its tombstones (delete.retention.ms); None
         for one that is not compacted, or whose configs may not be described."""
         request = DescribeConfigsRequest(topic, ("cleanup.policy", "delete.retention.ms"))
-        node = next(iter(self.metadata.brokers), None)
+        node = self.metadata.answered
         if node is None:
             return None
         answer = await self.connections.send(node, Role.CONTROL, request)

@@ -26,6 +26,7 @@ from .security import Connection, Credentials
 
 R = TypeVar("R")
 
+AGAIN = 1.0  # seconds without TCP's answer after which it is tried once more beside that
 _FOREVER_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
 
@@ -193,17 +194,8 @@ class Connections:
 
     async def _open(self, node: int, role: Role, known: _Node) -> Link:
         started = asyncio.get_running_loop().time()
-        host, port = known.address
         try:
-            conn = Connection(
-                host,
-                port,
-                client_id=self._client_id,
-                request_timeout_ms=_FOREVER_MS,
-                max_idle_ms=int(self._idle * 1000),
-                **self._credentials(),
-            )
-            await _within(self.request_timeout, conn.connect)
+            conn = await _within(self.request_timeout, lambda: self._connected(*known.address))
         except (*BROKEN, KafkaError) as exc:
             raise self._failed(node, exc, started) from exc
         link = Link(node, role, conn)
@@ -212,6 +204,37 @@ class Connections:
             raise BrokerUnavailable(f"broker {node} moved", node=_public(node))
         known.links[role] = link
         return link
+
+    async def _connected(self, host: str, port: int) -> Connection:
+        """Whichever attempt is through first. TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298
+        2.1, 5.5): a broker that is back after 4 s would be found after 7."""
+        attempts: dict[asyncio.Task[object], Connection] = {}
+        try:
+            while True:
+                if not any(conn.connected() for conn in attempts.values()):
+                    conn = self._connection(host, port)
+                    attempts[asyncio.create_task(conn.connect())] = conn
+                done, _ = await asyncio.wait(
+                    attempts, timeout=AGAIN, return_when=asyncio.FIRST_COMPLETED
+                )
+                for attempt in done:
+                    attempt.result()
+                    return attempts.pop(attempt)
+        finally:
+            for attempt, conn in attempts.items():
+                attempt.cancel()
+                conn.close()
+            await asyncio.gather(*attempts, return_exceptions=True)
+
+    def _connection(self, host: str, port: int) -> Connection:
+        return Connection(
+            host,
+            port,
+            client_id=self._client_id,
+            request_timeout_ms=_FOREVER_MS,
+            max_idle_ms=int(self._idle * 1000),
+            **self._credentials(),
+        )
 
     def _failed(self, node: int, exc: BaseException, started: float) -> KafkaError:
         """Count a failure and say it. Those begun before the last one count with it."""

@@ -46,7 +46,7 @@ class Fetcher:
         self.jobs: dict[TopicPartition, Job] = {}
         self._max_wait = max_wait
         self.now = asyncio.get_running_loop().time
-        self._added = 0.0
+        self._arrived_at = float("-inf")
         self._deliver = deliver
         self._role = role
         self._lanes: dict[int, list[Lane]] = {}
@@ -65,12 +65,13 @@ class Fetcher:
     @property
     def newcomers(self) -> bool:
         """Is there a partition that the main lanes may not carry yet?"""
-        return self.now() - self._added < 2 * NEWCOMER
+        return self.now() - self._arrived_at < 2 * NEWCOMER
 
     def add(self, reading: Reading, *, committed: bool = True) -> None:
         """Read from now on. committed: no further than the last stable offset."""
-        self._added = self.now()
-        job = self.jobs[reading.tp] = Job(reading, committed, self._added)
+        now = self.now()
+        job = self.jobs[reading.tp] = Job(reading, committed, now, now)
+        self.arrived(job)
         self._sync(job)
         self.kick()
 
@@ -93,6 +94,10 @@ class Fetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # for lanes
+
+    def arrived(self, job: Job) -> None:
+        """It is new to its broker: its next answers must not wait for others' records."""
+        job.came = self._arrived_at = self.now()
 
     def hand(self, job: Job, entries: Sequence[Entry]) -> None:
         if not entries or self.jobs.get(job.reading.tp) is not job:
@@ -156,6 +161,7 @@ class Fetcher:
                 self._lane(leader)
         if before != (reading.leader, reading.leader_epoch, job.topic_id):
             job.flight = job.replica = None
+            self.arrived(job)
 
     def _lane(self, node: int) -> None:
         if node in self._lanes:
@@ -234,6 +240,12 @@ class Fetcher:
                 self.hand(job, ended)
         self.kick()
 
+    def _closed_for(self, job: Job) -> float | None:
+        """Seconds for which the broker's own backoff lets nobody through; None if it is open."""
+        leader = job.reading.leader
+        at = self.cluster.connections.retry_at(leader) if leader is not None else None
+        return None if at is None or at <= self.now() else at - self.now()
+
     def _fly(self, todos: Iterable[TopicPartition]) -> object:
         flight = object()
         for tp in todos:
@@ -248,6 +260,6 @@ class Fetcher:
         job.flight, job.reading.heard_at = None, self.now()
         if not isinstance(answer, int):
             return job
-        self.hinder(job, cause_of(answer), None)
+        self.hinder(job, cause_of(answer), self._closed_for(job))
         self.refresh(f"{tp}: error {answer}")
         return None

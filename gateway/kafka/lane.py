@@ -2,7 +2,8 @@
 
 Kafka holds a fetch back until there is something, so one that waits cannot take in a
 partition that came meanwhile. A broker therefore has two lanes: the main one, and one for
-newcomers, which carries them until the main one comes round.
+newcomers, which carries them until the main one comes round. A newcomer is also one whose
+leader changed, or that could not be read for a while.
 """
 
 from __future__ import annotations
@@ -42,11 +43,13 @@ class Job:
     """A reading, as the fetcher carries it.
 
     flight: the request that is under way for it; an answer to another one comes too late.
+    came:   when it last came to its broker, or back; for a while it is a newcomer there.
     """
 
     reading: Reading
     committed: bool
     added: float
+    came: float
     topic_id: UUID | None = None
     flight: object | None = None
     replica: int | None = None
@@ -81,7 +84,8 @@ class Lane:
     async def run(self) -> None:
         while True:
             self.wake.clear()
-            jobs = self._due()
+            now = self._fetcher.now()
+            jobs = self._due(now)
             if jobs:
                 self.busy = True
                 isolations = {job.isolation for job in jobs}
@@ -90,10 +94,9 @@ class Lane:
                     await self._round(some, mixed=len(isolations) > 1)
                 self.busy = False
             else:
-                await self._idle()
+                await self._idle(now)
 
-    def _due(self) -> list[Job]:
-        now = self._fetcher.now()
+    def _due(self, now: float) -> list[Job]:
         if self._main is not None and not self._main.busy:
             return []
         return [
@@ -101,12 +104,11 @@ class Lane:
             for job in self._fetcher.jobs.values()
             if job.flight is None
             and job.node(now) == self._node
-            and (self._main is None or now - job.added < NEWCOMER)
+            and (self._main is None or now - job.came < NEWCOMER or job.reading.unsettled)
             and type(job.reading.todo(now)) is Fetch
         ]
 
-    async def _idle(self) -> None:
-        now = self._fetcher.now()
+    async def _idle(self, now: float) -> None:
         waits = [
             job.reading.retry_at - now
             for job in self._fetcher.jobs.values()
@@ -235,6 +237,7 @@ class Lane:
         entries = job.reading.on_fetched(fetched, self._fetcher.now())
         if was is not None:
             log.info("FETCH resumed %s after cause=%s", _named(job.reading), was)
+            self._fetcher.arrived(job)
         if entries:
             self._fetcher.hand(job, entries)
 

@@ -78,6 +78,11 @@ class Metadata:
         return self._brokers.known
 
     @property
+    def answered(self) -> int | None:
+        """The broker that answered last: the best guess at one that answers now."""
+        return self._brokers.answered
+
+    @property
     def cluster_id(self) -> str | None:
         return self._brokers.cluster_id
 
@@ -203,11 +208,17 @@ class Metadata:
                 log.debug("metadata refresh failed: %s", exc)
             except Exception:
                 log.exception("metadata cannot be refreshed; it is tried again")
-            age = self._max_age if self.reachable else _LATER
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(age):
+                async with asyncio.timeout(self._age()):
                     await self._wake.wait()
             self._wake.clear()
+
+    def _age(self) -> float:
+        """Seconds that an answer is good for: a partition without a leader is waited for, and
+        nothing but the next answer tells that it has one again."""
+        known = [watched.known for watched in self._topics.values()]
+        led = all(p.leader >= 0 for topic in known for p in topic.partitions.values())
+        return self._max_age if self.reachable and led else min(_LATER, self._max_age)
 
     async def _refresh_once(self) -> None:
         await self._space()

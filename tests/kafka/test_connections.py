@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from support.fake_broker import Asked, FakeBroker, silent
+from support.tcp_proxy import TcpProxy
 from support.until import until
 
 from gateway.core.recovery import Backoff
@@ -91,6 +92,23 @@ async def test_a_frozen_broker_holds_up_no_other():
         assert await kafka.send(1, Role.CONTROL, Echo()) == b"hello"
         assert not stuck.done()
         stuck.cancel()
+        await kafka.close()
+
+
+async def test_a_broker_that_is_back_is_reached_before_tcp_would_repeat_what_was_lost():
+    """Hidden for 1.5 s: the SYN of 0 s is repeated after 1 s, then after 3 s; a second attempt
+    has its own, after 2 s."""
+    async with FakeBroker(echo) as broker, TcpProxy(*broker.address) as network:
+        kafka = connections(broker, request_timeout=20.0)
+        kafka.know({1: ("127.0.0.1", network.port)})
+        await network.hide()
+        answer = asyncio.create_task(kafka.send(1, Role.CONTROL, Echo()))
+        await asyncio.sleep(1.5)  # how long it is hidden
+        began = asyncio.get_running_loop().time()
+        await network.unhide()
+        assert await answer == b"hello"
+        assert asyncio.get_running_loop().time() - began < 1.3
+        assert len(network.connects) <= 2
         await kafka.close()
 
 

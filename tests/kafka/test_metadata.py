@@ -106,6 +106,17 @@ async def test_refreshes_in_a_row_are_spaced():
     await metadata.close()
 
 
+async def test_a_partition_without_a_leader_is_asked_for_until_it_has_one():
+    """A restarted broker led its partitions again for up to max_age before it was noticed."""
+    kafka = Kafka(b1=orders(leader=-1, epoch=4))
+    metadata, _ = watching(kafka, max_age=3600.0)
+    metadata.start()
+    await until(lambda: len(kafka.asked) >= 3)
+    kafka.says[1] = orders(leader=1, epoch=5)
+    await until(lambda: metadata.leader(TopicPartition("orders", 0)) == (1, 5))
+    await metadata.close()
+
+
 async def test_a_topic_watched_while_a_request_is_out_is_asked_for_at_once():
     kafka = Kafka(b1=orders())
     metadata, _ = watching(kafka)
