@@ -18,7 +18,7 @@ from ..core.recovery import Cause
 from ..core.subscription import SlowClient, Subscription
 from ..core.tail import Tail
 from ..core.token import Token
-from ..errors import AccessDenied, KafkaError, UnknownTopic
+from ..errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from ..formats import format_for
 from ..kafka import offsets
 from ..kafka.cluster import Cluster
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 LINGER = 60.0  # seconds that a topic is read after its last client left
 SWEEP = 0.25
 PROBE = 1.0  # seconds to wait for a broker's word on access
+LONG_ID = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobody raised it
 DENIED = 29
 _NOWHERE = 1 << 62  # an offset no log has: the answer carries an error, never records
 
@@ -52,6 +53,7 @@ class Hub:
         self.tombstones: dict[str, float | None] = {}
         self._topics: dict[str, Topic] = {topic.name: topic for topic in settings.kafka.topics}
         self._tails: dict[tuple[str, ...], SharedTail] = {}
+        self._long: set[tuple[str, ...]] = set()
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._held: Counter[str] = Counter()
         self._tasks: list[asyncio.Task[None]] = []
@@ -107,7 +109,7 @@ class Hub:
         """
         deadline = asyncio.get_running_loop().time() + self._patience(view)
         with self._holding(view.topics):
-            await self._open_all(view.topics, known=start.token is not None)
+            await self._open_by(deadline, view.topics, known=start.token is not None)
             if start.token is not None:
                 resume.check(start.token, self.cluster.id or "", view.topics)
             shared = self._tail(view.topics, start.token)
@@ -140,6 +142,15 @@ class Hub:
             yield
         finally:
             self._held.subtract(topics)
+
+    async def _open_by(self, deadline: float, topics: Iterable[str], *, known: bool) -> None:
+        """A client is not kept waiting for brokers that do not answer, only for partitions."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._open_all(topics, known=known)
+        except TimeoutError:
+            why = self.cluster.error or "no broker answered in time"
+            raise BrokerUnavailable(f"{why}; try again", retry_after=1.0) from None
 
     async def _open_all(self, topics: Iterable[str], *, known: bool) -> None:
         for name in topics:
@@ -350,6 +361,7 @@ class Hub:
             if not shared.idle:
                 shared.used = now
                 self._announce(shared, now)
+                self._mind_length(topics, shared.tail)
             elif now - shared.used > LINGER:
                 self.feeds.detach(shared)
                 del self._tails[topics]
@@ -366,6 +378,16 @@ class Hub:
             elif shared.is_due(digest, now) and channel.announce() is not None:
                 for follower in channel.followers:
                     follower.wake()
+
+    def _mind_length(self, topics: tuple[str, ...], tail: Tail) -> None:
+        """Say once of a topic set that proxies may refuse what its clients come back with."""
+        if topics not in self._long and len(tail.text) > LONG_ID:
+            self._long.add(topics)
+            log.warning(
+                "ids of %s have %d characters; let proxies pass headers of 64 KB "
+                "(nginx: large_client_header_buffers 4 64k), or give topics routes of their own",
+                ", ".join(topics), len(tail.text),
+            )  # fmt: skip
 
     def _bound_memory(self, now: float) -> None:
         """Old entries go; then, if all together hold too much, each gives up its share."""
