@@ -178,7 +178,7 @@ class World:
             oracle.resumes(client.last_event_id)
         else:
             client.start = "earliest" if b // 2 % 4 == 0 else "live"
-            oracle.starts(client.start == "earliest")
+            oracle.starts(client.start == "earliest", self.replica(b).metadata.life)
         client.connect(self.replica(b))
 
     def take(self, a: int, b: int) -> None:
@@ -221,6 +221,9 @@ class World:
                 self.kafka.elect(p)
             while p.open:
                 self.kafka.finish(p, self._timestamp(0), 0, commit=True)
+            # a client that stands where the log was cut off is told when that grows again
+            for key in (b"a", b"b") * 4:
+                self.kafka.append(p, self._timestamp(0), key)
 
     def quiesce(self) -> None:
         """All is well again: everything must arrive, in a bounded number of rounds."""

@@ -27,12 +27,14 @@ class Stand:
     offset: the least offset that it has not been given; None before the first.
     begin:  slots with a greater serial were written after the connect.
     last:   the slot before `offset`, if it got one.
+    fresh:  it got nothing of this life of the topic yet, so it may be a later one.
     """
 
     life: int
     offset: int | None
     begin: int
     last: Slot | None = None
+    fresh: bool = True
 
 
 class Oracle:
@@ -52,14 +54,16 @@ class Oracle:
 
     # connecting
 
-    def starts(self, earliest: bool) -> None:
-        """A fresh client: everything written from now on is to arrive, or simply everything."""
+    def starts(self, earliest: bool, life: int) -> None:
+        """A fresh client: everything written from now on is to arrive, or simply everything.
+        `life` is that of the topic as far as its gateway knows."""
         begin = 0 if earliest else self.kafka.serial
         self.seen.clear()
         self.ids.clear()
-        for partition in self.kafka.partitions:
+        self.stands.clear()
+        for partition in self.kafka.lives[life]:
             offset = 0 if earliest else None
-            self.stands[partition.tp.partition] = Stand(partition.life, offset, begin)
+            self.stands[partition.tp.partition] = Stand(life, offset, begin)
 
     def resumes(self, last_event_id: str) -> None:
         """It knows no more than what went with the id that it has."""
@@ -111,15 +115,17 @@ class Oracle:
             raise Wrong(f"partition {p}: {value!r} at {offset} was never committed")
         if self.key is not None and slot.key != self.key:
             raise Wrong(f"partition {p}: {value!r} at {offset} does not pass the filter")
-        if slot.serial in self.seen:
+        floor = self.kafka.lives[slot.life][p]
+        if slot.serial in self.seen and not (floor.cuts and offset < floor.start):
             raise Wrong(f"partition {p}: {value!r} at {offset} came twice")
         stand = self._stand(p)
-        if slot.life != stand.life:
+        if slot.life != stand.life and not (stand.fresh and slot.life > stand.life):
             raise Wrong(f"partition {p}: {value!r} at {offset} is of another topic, untold")
         if stand.offset is not None and offset < stand.offset:
             raise Wrong(f"partition {p}: {offset} came, but the stream stood at {stand.offset}")
+        stand = replace(stand, life=slot.life)
         self._passed(p, stand, slot.prev, f"{value!r} at {offset}")
-        self.stands[p] = replace(stand, offset=offset + 1, last=slot)
+        self.stands[p] = replace(stand, offset=offset + 1, last=slot, fresh=False)
         self.seen[slot.serial] = None
 
     def _passed(self, p: int, stand: Stand, slot: Slot | None, at: str) -> None:
@@ -152,7 +158,7 @@ class Oracle:
         if reason == "recreated":
             if stand.life + 1 >= len(self.kafka.lives) or to != 0:
                 raise Wrong(f"{what}, but it was not created anew")
-            self.stands[p] = Stand(self.kafka.life, 0, 0)
+            self.stands[p] = Stand(stand.life + 1, 0, 0)
             self.lowered.add(p)
             return
         partition = self._partition(p, stand)
@@ -163,11 +169,15 @@ class Oracle:
             raise Wrong(f"{what} goes back")
         if stand.offset is not None and at > stand.offset:
             self._upto(p, stand, partition, at, what)
-        if reason == "retention" and partition.start < to:
+        if reason == "retention" and not self._retained(p, stand, to):
             raise Wrong(f"{what}, but the log starts at {partition.start}")
         if reason == "skipped" and not self.skips:
             raise Wrong(f"{what}, but this client skips nothing")
         self.stands[p] = replace(stand, offset=to, last=None)
+
+    def _retained(self, p: int, stand: Stand, to: int) -> bool:
+        lives = self.kafka.lives[stand.life :] if stand.fresh else [self.kafka.lives[stand.life]]
+        return any(to <= life[p].start for life in lives if p < len(life))
 
     def _truncated(
         self, p: int, stand: Stand, partition: Partition, at: int, to: int, what: str
@@ -214,7 +224,7 @@ class Oracle:
         if offset < stand.offset:
             raise Wrong(f"partition {p}: the id says {offset}, the stream stood at {stand.offset}")
         partition = self._partition(p, stand)
-        if stand.life == self.kafka.life and partition.cuts == 0:
+        if stand.life == self.kafka.life and partition.cuts == 0 and not stand.fresh:
             for slot in partition.slots[stand.offset : offset]:
                 if slot.serial > stand.begin and self.wants(slot):
                     raise Wrong(f"partition {p}: the id says {offset}, past {slot.value!r}")
@@ -225,7 +235,7 @@ class Oracle:
         """Everything is quiet: whatever was to arrive has."""
         for p, partition in enumerate(self.kafka.partitions):
             stand = self._stand(p)
-            if stand.life != partition.life:
+            if stand.life != partition.life and not stand.fresh:
                 raise Wrong(f"partition {p}: the topic was created anew, untold")
             slot = partition.slots[-1] if partition.slots else None
             floor = partition.start if stand.offset is None or partition.cuts else 0
@@ -242,7 +252,8 @@ class Oracle:
 
     def _stand(self, p: int) -> Stand:
         if p not in self.stands:  # it came into being since
-            self.stands[p] = Stand(self.kafka.life, 0, 0)
+            lives = [n for n, life in enumerate(self.kafka.lives) if p < len(life)]
+            self.stands[p] = Stand(max(lives[0], min(s.life for s in self.stands.values())), 0, 0)
         return self.stands[p]
 
     def _partition(self, p: int, stand: Stand) -> Partition:

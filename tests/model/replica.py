@@ -333,8 +333,12 @@ class Replica:
             return
         reading = self.jobs[tp].reading
         if place.epoch == RETIRED:
-            gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
-            sub.verified(tp, Place(0, NO_EPOCH, reading.lineage), gap)
+            first = Place(0, NO_EPOCH, reading.lineage)
+            if place.offset is None:
+                sub.verified(tp, first)
+            else:
+                gap = Gap(tp, place.offset, 0, NO_EPOCH, Reason.RECREATED)
+                sub.verified(tp, first, gap)
             return
         if not reading.stands_on(place.epoch):
             return
