@@ -19,7 +19,7 @@ from itertools import takewhile
 
 from .channel import Channel, Chunk, CohortKey
 from .log import Log
-from .position import NO_EPOCH, UNVERIFIED, Place, Position
+from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
 from .record import Entry, Gap, Reason, Record, TopicPartition
 from .token import TokenWriter
 
@@ -129,6 +129,10 @@ class Subscription:
             self._put(tp, place)
         else:  # no id may hold what was not told
             self._told.append((tp, place, gap))
+
+    def retire(self, tp: TopicPartition) -> None:
+        """The place turned out to be of an earlier topic of this name."""
+        self._put(tp, self.own[tp]._replace(epoch=RETIRED))
 
     @property
     def backlog(self) -> int:

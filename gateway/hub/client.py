@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 BUDGET = 64 * 1024  # bytes taken at once
 RETRY = (1.0, 3.0)  # seconds after which EventSource comes back; drawn, so that not all do at once
-VERIFY_AGAIN = 0.25  # seconds
+VERIFY_AGAIN = 0.05  # seconds
 
 
 class Client:
@@ -62,6 +62,7 @@ class Client:
         self._lifetime = lifetime
         self._token = token
         self._refused = refused
+        self._ids = dict(shared.tail.ids)
         self._woken = asyncio.Event()
         self._work: dict[TopicPartition, asyncio.Task[None]] = {}
         subscription.wake = self._woken.set
@@ -91,6 +92,7 @@ class Client:
             yield self._begin()
             while True:
                 self._woken.clear()
+                self._retire()
                 data = subscription.take(BUDGET)
                 self._see_to_lacks()
                 if data:
@@ -160,19 +162,21 @@ class Client:
         subscription = self.subscription
         if not subscription.own or subscription.ended:
             return
+        self._retire()
         for tp, place in subscription.unverified():
-            if place.epoch == RETIRED:
-                self._recreated(tp, place)
-            else:
-                self._do(tp, self._verify(tp, place))
+            self._do(tp, self._verify(tp, place))
         for tp, place in subscription.lacks():
             self._do(tp, self._fetch(tp, place))
 
-    def _recreated(self, tp: TopicPartition, place: Place) -> None:
-        lineage = self._shared.tail.logs[tp].lineage
-        gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
-        self.subscription.verified(tp, Place(0, NO_EPOCH, lineage), gap)
-        self._woken.set()
+    def _retire(self) -> None:
+        """A topic was created anew while places of it had not been held against the log yet."""
+        ids = self._shared.tail.ids
+        if self._ids == ids:
+            return
+        for tp, _ in self.subscription.unverified():
+            if self._ids[tp.topic] not in ("", ids[tp.topic]):
+                self.subscription.retire(tp)
+        self._ids = dict(ids)
 
     def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
         if tp in self._work:
@@ -192,28 +196,45 @@ class Client:
         self.subscription.feed(tp, place, await self._hub.archive.read(tp, place))
 
     async def _verify(self, tp: TopicPartition, place: Place) -> None:
-        """Hold a token's place against the log: resolve it, or see whether it was cut off."""
-        lineage = self._shared.tail.logs[tp].lineage
-        if place.offset is None:
-            since = self.subscription.since or int(time.time())
-            start = Live(
-                since=since * 1000,
-                born=0.0,  # long ago: an end asked for now is not the end then
-                epoch=place.epoch,
-                leaderless=place.epoch != NO_EPOCH,
-                skew=int(self._hub.topic(tp.topic).clock_skew * 1000),
-            )
-            found = await self._hub.archive.resolve(tp, start)
-            self.subscription.verified(tp, found._replace(lineage=lineage))
+        """Hold a token's place against the log: resolve it, or see whether it was cut off.
+
+        Not before the shared read stands on the log of the present leader: metadata here may
+        be of a log that is no more, and epochs are asked for by the topic's name.
+        """
+        reading, ids = self._hub.feeds.by_partition[tp].reading, self._ids
+        if place.offset is None and place.epoch != RETIRED:
+            await self._resolve(tp, place, reading.lineage)
             return
-        end = await self._end_of(tp, place, place.offset)
-        if end >= place.offset:
-            self.subscription.verified(
-                tp, place._replace(lineage=lineage), self._compacted(tp, place)
-            )
+        while not reading.stands_on(NO_EPOCH if place.epoch == RETIRED else place.epoch):
+            await asyncio.sleep(VERIFY_AGAIN)
+            if self._shared.tail.ids != ids:
+                return
+        lineage, offset = reading.lineage, place.offset or 0
+        if place.epoch == RETIRED:
+            gap = Gap(tp, offset, 0, NO_EPOCH, Reason.RECREATED)
+            self.subscription.verified(tp, Place(0, NO_EPOCH, lineage), gap)
+            return
+        end = await self._end_of(tp, place, offset)
+        if self._shared.tail.ids != ids:
+            return  # of which topic was that the end?
+        if end >= offset:
+            present = place._replace(lineage=lineage)
+            self.subscription.verified(tp, present, self._compacted(tp, place))
         else:
-            gap = Gap(tp, place.offset, end, NO_EPOCH, Reason.TRUNCATED)
+            gap = Gap(tp, offset, end, NO_EPOCH, Reason.TRUNCATED)
             self.subscription.verified(tp, Place(end, NO_EPOCH, lineage), gap)
+
+    async def _resolve(self, tp: TopicPartition, place: Place, lineage: int) -> None:
+        since = self.subscription.since or int(time.time())
+        start = Live(
+            since=since * 1000,
+            born=0.0,  # long ago: an end asked for now is not the end then
+            epoch=place.epoch,
+            leaderless=place.epoch != NO_EPOCH,
+            skew=int(self._hub.topic(tp.topic).clock_skew * 1000),
+        )
+        found = await self._hub.archive.resolve(tp, start)
+        self.subscription.verified(tp, found._replace(lineage=lineage))
 
     def _compacted(self, tp: TopicPartition, place: Place) -> Gap | None:
         """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""
