@@ -231,10 +231,9 @@ class Reading:
         """The topic's id as metadata has it: another one means that it was created anew."""
         if topic_id and self.topic_id and topic_id != self.topic_id:
             self.leader, self.leader_epoch, self._validated = None, NO_EPOCH, NO_EPOCH
-            if self.place.offset is None:
-                self.place = Place(0)  # whatever the new topic has came after the start
-            else:
-                self._jump(0, NO_EPOCH, Reason.RECREATED)
+            if self.place.offset is None:  # whatever the new topic has came after the start
+                self.place = Place(0)
+            self._jump(0, NO_EPOCH, Reason.RECREATED)
             self.state = State.STREAMING
         self.topic_id = topic_id or self.topic_id
 

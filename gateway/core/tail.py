@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .log import Log
-from .position import NO_EPOCH, RETIRED, Place, Position
+from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
 from .readiness import Readiness
 from .record import BACK, Entry, Fault, Gap, Ready, Reason, TopicPartition
 from .token import TokenWriter, TopicPlaces
@@ -47,7 +47,6 @@ class Tail:
     def __init__(self, cluster: str, logs: Iterable[Log], ids: Mapping[str, str]) -> None:
         self.cluster = cluster
         self.ids = dict(ids)
-        self._told = dict(ids)  # as tokens have them
         self.logs: dict[TopicPartition, Log] = {log.tp: log for log in logs}
         self.readiness = Readiness(set(self.logs))
         self.seq = 0
@@ -86,12 +85,17 @@ class Tail:
         self._base.setdefault(log.tp, self._places[log.tp])
 
     def identify(self, topic: str, id: str) -> None:
-        """The topic's id as metadata has it. One that follows another is in tokens from the
-        gap on that tells of it."""
-        if id and not self._told[topic]:
-            self._told[topic] = id
-            self._writer.identify(topic, id)
-        self.ids[topic] = id or self.ids[topic]
+        """The topic's id as metadata has it. One that follows another is in tokens from now
+        on; until the gap of a partition tells of it, its place is marked as the earlier's."""
+        before = self.ids[topic]
+        if not id or id == before:
+            return
+        self.ids[topic] = id
+        self._writer.identify(topic, id)
+        for tp in self.logs if before else ():
+            if tp.topic == topic:
+                self._retiring.add(tp)
+                self._move(tp, self._places[tp])
 
     def await_since(self, tp: TopicPartition, epoch: int, since: int) -> None:
         """Nobody knows the end of this partition yet: it will be found as of `since`, in
@@ -136,8 +140,7 @@ class Tail:
         """A token of its own: this position, with some partitions elsewhere."""
         writer = TokenWriter(self.cluster, self._topics())
         writer.issue(self._writer.issued)
-        retiring = {tp: self._places[tp] for tp in self._retiring}
-        for tp, place in self.marked({**retiring, **overlay}).items():
+        for tp, place in self.marked(overlay).items():
             writer.move(tp, place.offset, place.epoch)
         return writer
 
@@ -150,8 +153,10 @@ class Tail:
         }
 
     def _is_retired(self, tp: TopicPartition, place: Place) -> bool:
-        log = self.logs.get(tp)
-        return tp in self._retiring or (log is not None and log.retired(place))
+        """One that was not held against the log yet may be of either topic: its owner knows."""
+        if place.lineage == UNVERIFIED or tp not in self.logs:
+            return False
+        return tp in self._retiring or self.logs[tp].retired(place)
 
     def _take(self, entry: Entry, moves: Position) -> None:
         tp = entry.tp
@@ -165,26 +170,13 @@ class Tail:
         if type(entry) is Gap and entry.reason in BACK:
             lineage += 1
             if entry.reason is Reason.RECREATED:
-                self._retire(tp)
+                self._retiring.discard(tp)
         moves[tp] = Place(entry.next, entry.epoch, lineage)
         self._move(tp, moves[tp])
 
-    def _retire(self, tp: TopicPartition) -> None:
-        """The first gap of a topic created anew puts the new id into tokens; the others'
-        places are of the earlier topic until their own gaps are told."""
-        if tp in self._retiring:
-            self._retiring.discard(tp)
-            return
-        self._told[tp.topic] = self.ids[tp.topic]
-        self._writer.identify(tp.topic, self.ids[tp.topic])
-        for other in self.logs:
-            if other.topic == tp.topic and other != tp and self._places[other].offset is not None:
-                self._retiring.add(other)
-                self._writer.move(other, self._places[other].offset, RETIRED)
-
     def _move(self, tp: TopicPartition, place: Place) -> None:
         self._places[tp] = place
-        self._writer.move(tp, place.offset, place.epoch)
+        self._writer.move(tp, place.offset, RETIRED if tp in self._retiring else place.epoch)
 
     def _topics(self) -> list[TopicPlaces]:
         counts: dict[str, int] = dict.fromkeys(self.ids, 0)
@@ -194,6 +186,7 @@ class Tail:
 
     def _topic(self, name: str, count: int) -> TopicPlaces:
         unknown = Place(None, NO_EPOCH)
-        places = [self._places.get(TopicPartition(name, p), unknown) for p in range(count)]
+        tps = [TopicPartition(name, p) for p in range(count)]
+        places = self.marked({tp: self._places.get(tp, unknown) for tp in tps}).values()
         offsets, epochs = [p.offset for p in places], [p.epoch for p in places]
-        return TopicPlaces(name, self._told[name], offsets, epochs)
+        return TopicPlaces(name, self.ids[name], offsets, epochs)

@@ -178,7 +178,7 @@ class World:
             oracle.resumes(client.last_event_id)
         else:
             client.start = "earliest" if b // 2 % 4 == 0 else "live"
-            oracle.starts(client.start == "earliest", self.replica(b).metadata.life)
+            oracle.starts(client.start == "earliest", len(self.replica(b).tail.logs))
         client.connect(self.replica(b))
 
     def take(self, a: int, b: int) -> None:

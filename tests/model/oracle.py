@@ -54,16 +54,15 @@ class Oracle:
 
     # connecting
 
-    def starts(self, earliest: bool, life: int) -> None:
+    def starts(self, earliest: bool, partitions: int) -> None:
         """A fresh client: everything written from now on is to arrive, or simply everything.
-        `life` is that of the topic as far as its gateway knows."""
+        partitions: as many as its gateway knows."""
         begin = 0 if earliest else self.kafka.serial
         self.seen.clear()
         self.ids.clear()
         self.stands.clear()
-        for partition in self.kafka.lives[life]:
-            offset = 0 if earliest else None
-            self.stands[partition.tp.partition] = Stand(life, offset, begin)
+        for p in range(partitions):
+            self.stands[p] = Stand(self._first_life(p), 0 if earliest else None, begin)
 
     def resumes(self, last_event_id: str) -> None:
         """It knows no more than what went with the id that it has."""
@@ -252,9 +251,11 @@ class Oracle:
 
     def _stand(self, p: int) -> Stand:
         if p not in self.stands:  # it came into being since
-            lives = [n for n, life in enumerate(self.kafka.lives) if p < len(life)]
-            self.stands[p] = Stand(max(lives[0], min(s.life for s in self.stands.values())), 0, 0)
+            self.stands[p] = Stand(self._first_life(p), 0, 0)
         return self.stands[p]
+
+    def _first_life(self, p: int) -> int:
+        return next(n for n, life in enumerate(self.kafka.lives) if p < len(life))
 
     def _partition(self, p: int, stand: Stand) -> Partition:
         return self.kafka.lives[stand.life][p]

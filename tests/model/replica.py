@@ -124,6 +124,8 @@ class Replica:
                 return  # an id that was left behind never comes back
             self.metadata = answer
             self.tail.identify(TOPIC, answer.topic_id)
+            for sub in [sub for channel in self.channels for sub in channel.followers]:
+                self._retire(sub)
         else:
             before = self.metadata.partitions
             merged = tuple(
@@ -138,6 +140,15 @@ class Replica:
                 self.tail.add(self._open(tp, At(0)), Place(0))
         for job in [*self.jobs.values(), *self.private.values()]:
             self._sync(job)
+
+    def _retire(self, sub: Subscription) -> None:
+        """What it has not held against the log yet is of the topic that is no more."""
+        for work in (self.private, self.verifying):
+            for key in [key for key in work if key[0] is sub]:
+                del work[key]
+        for tp, place in sub.own.items():
+            if place.lineage == UNVERIFIED:
+                sub.retire(tp)
 
     def _sync(self, job: Job) -> None:
         reading = job.reading
@@ -332,15 +343,12 @@ class Replica:
             self._resolve(sub, tp, place)
             return
         reading = self.jobs[tp].reading
+        if not reading.stands_on(NO_EPOCH if place.epoch == RETIRED else place.epoch):
+            return
         if place.epoch == RETIRED:
             first = Place(0, NO_EPOCH, reading.lineage)
-            if place.offset is None:
-                sub.verified(tp, first)
-            else:
-                gap = Gap(tp, place.offset, 0, NO_EPOCH, Reason.RECREATED)
-                sub.verified(tp, first, gap)
-            return
-        if not reading.stands_on(place.epoch):
+            gap = Gap(tp, place.offset or 0, 0, NO_EPOCH, Reason.RECREATED)
+            sub.verified(tp, first, gap if place.offset is not None else None)
             return
         present = Place(place.offset, reading.leader_epoch, reading.lineage)
         if place.epoch in (NO_EPOCH, reading.leader_epoch):
