@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 
-import httptools
-
 from ..errors import RequestError
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, values as received."""
 
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?")
+_ABSOLUTE = re.compile(rb"https?://([^/?]+)(.*)", re.IGNORECASE | re.DOTALL)
 _FRAMING = frozenset((b"host", b"content-length", b"transfer-encoding"))
 
 
@@ -71,15 +70,14 @@ def origin_form(method: bytes, target: bytes, headers: Headers) -> bytes:
         raise bad_request("a fragment (#) in the request target (RFC 9112 3.2)")
     if target == b"*" and method == b"OPTIONS":
         return target
-    scheme, separator, rest = target.partition(b"://")
-    if not separator or scheme.lower() not in (b"http", b"https"):
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None:
         raise bad_request("the request target is neither a path nor an http URL (RFC 9112 3.2)")
-    parts = httptools.parse_url(target)
-    authority = re.split(rb"[/?]", rest, maxsplit=1)[0]
-    if not parts.host or not authority or _HOST.fullmatch(authority) is None:
-        raise bad_request("no host, or more than host and port, in the request target")
+    authority, path = absolute.groups()
+    if _HOST.fullmatch(authority) is None:
+        raise bad_request("more than host and port in the request target (RFC 9110 4.2.4)")
     headers[:] = [(n, authority if n == b"host" else v) for n, v in headers]
-    return (parts.path or b"/") + (b"?" + parts.query if parts.query is not None else b"")
+    return path if path.startswith(b"/") else b"/" + path
 
 
 def size(target: bytes, headers: Headers) -> int:

@@ -99,13 +99,16 @@ class GatewayProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._size += len(data)
         self._most = self._most + len(data) if self._phase is HEAD else len(data)
+        behind = None
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._refuse(_refusal_of(error))
             return
         except httptools.HttpParserUpgrade as stop:
-            self._upgrade(data[stop.args[0] :])
+            behind = data[stop.args[0] :]
+        if behind is not None:  # not above: an error in there would lose its context
+            self._upgrade(behind)
         if self._phase is not IDLE or not self._open:
             self._watch()
         elif self._timer is not None:

@@ -13,7 +13,10 @@ import httptools
 import pytest
 import uvicorn
 import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.bad_requests import CHUNKED, KIB, REFUSED, post
+from support.certificates import Authority
 from support.raw_http import Reset, Served, Wire, exchange, get, serving
 from support.until import PATIENCE
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -81,6 +84,10 @@ class Hasty(GatewayProtocol):
     HEAD_SECONDS = BODY_SECONDS = 0.3
     LINGER_SECONDS = 0.3
     USER_TIMEOUT = 1.0
+
+
+class Unhurried(GatewayProtocol):
+    HEAD_SECONDS = BODY_SECONDS = 1.5
 
 
 @pytest.fixture(scope="module", params=LOOPS)
@@ -242,6 +249,15 @@ def test_other_protocols_offered_by_upgrade_are_ignored(served):
         assert json.loads(wire.answer().body)["path"] == "/two"
 
 
+def test_a_refusal_behind_an_ignored_upgrade_keeps_its_reason(served):
+    """It was a 400: Python gave the error in the `except` of the upgrade another context."""
+    with Wire(served.port) as wire:
+        upgrade = get("/one", b"Connection: Upgrade", b"Upgrade: h2c")
+        wire.send(upgrade + post(b"Content-Length: 65537"))
+        assert wire.answer().status == 200
+        assert wire.last_answer().problem["status"] == 413
+
+
 def test_a_websocket_is_handed_on_and_outlives_the_deadlines(hasty):
     lines = (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13")
     with Wire(hasty.port) as wire:
@@ -341,11 +357,11 @@ def test_a_byte_now_and_then_does_not_move_the_deadline(hasty):
         assert wire.answer().status == 408
 
 
-def test_a_deadline_is_the_requests_not_the_connections(hasty):
-    with Wire(hasty.port) as wire:
-        for _ in range(4):
+def test_a_deadline_is_the_requests_not_the_connections(on_loop):
+    with Wire(on_loop(Unhurried).port) as wire:
+        for _ in range(4):  # 1.6 s in all
             wire.send(get("/echo", b"Content-Length: 2")[:-3])
-            time.sleep(0.15)
+            time.sleep(0.4)
             wire.send(b"\n\r\nhi")
             assert json.loads(wire.answer().body) == {"body": 2}
 
@@ -465,6 +481,96 @@ def test_a_client_that_reads_nothing_is_cut_by_the_kernel(hasty):
 
 def connection_of(server: Served, wire: Wire) -> list[GatewayProtocol]:
     return [c for c in server.connections if c.client and c.client[1] == wire.port]
+
+
+def test_a_refusal_can_be_read_through_tls(tmp_path):
+    """TLS cannot close one side alone: the client sees the end when we have lingered."""
+    authority = Authority(tmp_path)
+    certificate = str(authority.signed("server"))
+    files = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
+    with serving(app, Hasty, uvloop.new_event_loop, **files) as served, Wire(served.port) as wire:
+        wire.socket = authority.context().wrap_socket(wire.socket, server_hostname="localhost")
+        wire.send(get("/"))
+        assert wire.answer().status == 200
+        wire.send(get("/", b"X: " + b"a" * 1024 * KIB))
+        assert wire.answer().problem["status"] == 431
+        eventually(lambda: not served.connections, "it lingers for ever")
+
+
+# Any bytes
+
+
+class Recorder(asyncio.Transport):
+    """A transport that nobody reads from; `written` is what was sent to the client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closing = False
+
+    def write(self, data) -> None:
+        assert not self.closing
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+PIECES = [
+    *[request for _, request in REFUSED.values() if len(request) < KIB],
+    *[get("/"), get("/echo"), post(b"Content-Length: 3", body=b"abc"), get("/", method="HEAD")],
+    *[post(CHUNKED, body=b"3\r\nabc\r\n0\r\n\r\n"), post(CHUNKED), get("http://a/b")],
+    *[b"\r\n", b"\n", b"\0", b"\xff", b" ", b"0\r\n\r\n", b"GET ", b"Host: a\r\n", b"X: y\r\n\r\n"],
+    get("/", b"Connection: Upgrade", b"Upgrade: h2c"),
+]
+
+
+def answers_to(pieces: list[bytes]) -> bytes:
+    """What a connection says to these, when all came before the application has run."""
+
+    async def talk() -> bytes:
+        config = uvicorn.Config(app, lifespan="off", access_log=False, log_level="critical")
+        protocol = GatewayProtocol(config, ServerState(), {})
+        transport = Recorder()
+        protocol.connection_made(transport)
+        for piece in pieces:
+            if not transport.closing:
+                protocol.data_received(piece)
+        for _ in range(60):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        await asyncio.gather(*protocol.tasks, return_exceptions=True)
+        return transport.written
+
+    return asyncio.run(talk())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=9), max_size=6), st.data())
+def test_any_bytes_get_the_same_answers_however_they_are_cut(pieces, data):
+    sent = b"".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
+    cut = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+    whole = answers_to([sent])
+    assert answers_to(cut) == whole
+    assert whole.count(b"HTTP/1.1 ") <= len(pieces) * 3
+    for line in whole.split(b"\r\n"):
+        if line.startswith(b"HTTP/1.1 "):
+            assert line.split()[1] in (b"200", b"400", b"404", b"413", b"501", b"505"), line
 
 
 # uvicorn
