@@ -310,7 +310,7 @@ class Subscription:
         self._key = None
         self._drop_backlog(tp)
         if self._writer is not None:
-            self._writer.move(tp, log.next, log.epoch)
+            self._writer.move(tp, log.next, self.channel.tail.epoch(tp, log.place))
         return True
 
     def _send(self, entry: Entry, place: Place) -> None:
@@ -319,7 +319,7 @@ class Subscription:
         if self._writer is None and head is not None:
             self._writer = self._own_writer(self.own)
         elif self._writer is not None:
-            self._writer.move(entry.tp, place.offset, place.epoch)
+            self._writer.move(entry.tp, place.offset, channel.tail.epoch(entry.tp, place))
         if head is None or self._writer is None:
             return
         end = self._end(self._writer) if channel.tail.exact else channel.encoder.end(None)

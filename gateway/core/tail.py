@@ -20,6 +20,8 @@ from .token import TokenWriter, TopicPlaces
 
 EXACT_TOKEN = 512  # characters; longer ones are not sent with every event
 
+_new = tuple.__new__  # FIGURE
+
 
 class Item(NamedTuple):
     """One entry of a turn, and the token text after it; None where ids come in batches."""
@@ -117,7 +119,7 @@ class Tail:
         moves: Position = {}
         for entry in entries:
             self._take(entry, moves)
-            items.append(Item(entry, self._writer.text() if exact else None))
+            items.append(_new(Item, (entry, self._writer.text() if exact else None)))
         self._moves.append(moves)
         turn = Turn(self.seq, items, self._writer.text())
         self.seq += 1
@@ -152,6 +154,10 @@ class Tail:
             for tp, place in places.items()
         }
 
+    def epoch(self, tp: TopicPartition, place: Place) -> int:
+        """The epoch that a place of the log's present lineage has in a token."""
+        return RETIRED if tp in self._retiring else place.epoch
+
     def _is_retired(self, tp: TopicPartition, place: Place) -> bool:
         """One that was not held against the log yet may be of either topic: its owner knows."""
         if place.lineage == UNVERIFIED or tp not in self.logs:
@@ -171,12 +177,12 @@ class Tail:
             lineage += 1
             if entry.reason is Reason.RECREATED:
                 self._retiring.discard(tp)
-        moves[tp] = Place(entry.next, entry.epoch, lineage)
-        self._move(tp, moves[tp])
+        moves[tp] = place = _new(Place, (entry.next, entry.epoch, lineage))
+        self._move(tp, place)
 
     def _move(self, tp: TopicPartition, place: Place) -> None:
         self._places[tp] = place
-        self._writer.move(tp, place.offset, RETIRED if tp in self._retiring else place.epoch)
+        self._writer.move(tp, place.offset, self.epoch(tp, place))
 
     def _topics(self) -> list[TopicPlaces]:
         counts: dict[str, int] = dict.fromkeys(self.ids, 0)

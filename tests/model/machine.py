@@ -151,6 +151,11 @@ class World:
     def turn(self, a: int) -> None:
         self.replica(a).turn()
 
+    def announce(self, a: int) -> None:
+        """Idle clients are told where they stand."""
+        for channel in self.replica(a).channels:
+            channel.announce()
+
     def abandon(self, a: int, b: int) -> None:
         replica = self.replica(a)
         if replica.asks:
@@ -166,7 +171,7 @@ class World:
     def resolved(self, replica: Replica, sub: Subscription | None, ready: Ready) -> None:
         for client, oracle in zip(self.clients, self.oracles, strict=True):
             if client.replica is replica and sub in (None, client.subscription):
-                oracle.resolved(ready)
+                oracle.resolved(ready, replica.metadata.life)
 
     # clients
 
@@ -261,7 +266,7 @@ NAMES: dict[str, int] = {
     "produce": 12, "begin": 2, "finish": 3, "compact": 2, "retain": 2, "lose_leader": 1,
     "elect": 2, "elect_unclean": 1, "freeze": 2, "thaw": 2, "recreate": 1, "add_partition": 1,
     "wait": 3, "refresh": 3, "pump": 10, "pump_more": 4, "send": 3, "serve": 4, "deliver": 5,
-    "turn": 3, "abandon": 1, "restart": 1, "connect": 6, "take": 5, "read": 5, "flow": 6,
+    "turn": 3, "abandon": 1, "restart": 1, "announce": 2, "connect": 6, "take": 5, "read": 5, "flow": 6,
     "cut": 4,
 }  # fmt: skip
 

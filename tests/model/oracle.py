@@ -75,14 +75,14 @@ class Oracle:
         (topic,) = decode(last_event_id).topics
         self.ids = dict(enumerate(topic.offsets))
 
-    def resolved(self, ready: Ready) -> None:
+    def resolved(self, ready: Ready, life: int) -> None:
         """A live start was not known at the connect. The end of the log right after it counts
         as that of the connect; one found by time cannot know what retention took before."""
         p = ready.tp.partition
         stand = self.stands.get(p)
         if stand is None or stand.offset is not None:
             return
-        partition = self._partition(p, stand)
+        partition = self.kafka.lives[life][p]
         upto = partition.start if ready.approximate else ready.next
         if 0 < upto <= partition.end:
             begin = max(stand.begin, partition.slots[upto - 1].serial)

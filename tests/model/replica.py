@@ -273,6 +273,8 @@ class Replica:
             token = decode(last_event_id)
             topic = token.among([TOPIC])[TOPIC]
             since = token.issued
+            if not topic.is_topic(self.tail.ids[TOPIC]):
+                self.refresh(0)  # which of the two is the topic that is no more?
             for p in range(max(len(topic.offsets), self._count())):
                 tp = TopicPartition(TOPIC, p)
                 if p >= len(topic.offsets):
