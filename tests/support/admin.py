@@ -12,6 +12,7 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
+    NewPartitions,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -47,6 +48,12 @@ class Admin:
         new = NewTopic(name, num_partitions=partitions, config=dict(configs or {}), **placed)
         _done(self.client.create_topics([new], request_timeout=TIMEOUT))
         self._wait(lambda: len(self.leaders(name)) == partitions, f"leaders of {name}")
+
+    def add_partitions(self, name: str, partitions: int) -> None:
+        """Returns when the topic has `partitions` of them, all with a leader."""
+        new = NewPartitions(name, partitions)
+        _done(self.client.create_partitions([new], request_timeout=TIMEOUT))
+        self._wait(lambda: len(self.leaders(name)) == partitions, f"new partitions of {name}")
 
     def delete_topic(self, name: str) -> None:
         """Returns when no broker asked knows it any more; unknown topics are no error."""
