@@ -1,0 +1,146 @@
+"""The shared reads: what one turn of the loop brings is applied in one go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from support.reading import cluster
+from support.records import Sent, produce
+from support.until import until
+
+from gateway.config import Topic
+from gateway.core.channel import Channel
+from gateway.core.record import Record, TopicPartition
+from gateway.core.subscription import Subscription
+from gateway.core.tail import Tail
+from gateway.formats import format_for
+from gateway.hub.encoder import SseEncoder
+from gateway.hub.feeds import Feeds, SharedTail
+from gateway.kafka.embedded import EmbeddedKafka
+
+ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class Watched(Subscription):
+    """A client that notes, whenever it is woken, where the logs and its tail stand."""
+
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self.seen: list[tuple[int | None, ...]] = []
+        self.wake = self._note
+
+    def _note(self) -> None:
+        tail = self.channel.tail
+        logs = (tail.logs[tp].next for tp in (ZERO, ONE))
+        self.seen.append((*logs, *(tail.position[tp].offset for tp in (ZERO, ONE))))
+
+
+@asynccontextmanager
+async def feeding(
+    kafka: EmbeddedKafka, **options: object
+) -> AsyncIterator[tuple[Feeds, SharedTail, Watched]]:
+    """Feeds of `orders`, one tail of it, and one client that is there from the start."""
+    settings = Topic.model_validate({"name": "orders", **options})
+    async with cluster(kafka.bootstrap, "orders") as kafkas:
+        feeds = Feeds(kafkas, lambda name: settings)
+        try:
+            logs = [feed.log for feed in feeds.open("orders")]
+            shared = SharedTail(Tail("c", logs, {"orders": "id"}))
+            channel = Channel(shared.tail, b"view-", SseEncoder(format_for("value")))
+            shared.channels[b"view-"] = channel
+            client = Watched(channel)
+            feeds.attach(shared)
+            await until(lambda: all(log.next is not None for log in logs), "both are read")
+            client.seen.clear()
+            yield feeds, shared, client
+        finally:
+            await feeds.close()
+
+
+def record(tp: TopicPartition, offset: int, value: bytes = b"x") -> Record:
+    return Record(tp, offset, 0, 0, b"k", value)
+
+
+def deliver(feeds: Feeds, *records: Record) -> None:
+    """As a lane does when an answer came."""
+    for each in records:
+        feeds._deliver(feeds.by_partition[each.tp].reading, [each])
+
+
+async def test_what_several_brokers_bring_in_one_turn_is_one_chunk(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, shared, client):
+        head, seq = client.channel.head, shared.tail.seq
+        deliver(feeds, record(ZERO, 0), record(ONE, 0), record(ZERO, 1))
+        assert (client.channel.head, shared.tail.logs[ZERO].next) == (head, 0)
+        await asyncio.sleep(0)
+        assert (client.channel.head, shared.tail.seq) == (head + 1, seq + 1)
+        assert client.channel.chunk(head).data.count(b"data: x\n") == 3
+
+
+async def test_a_client_is_woken_only_when_every_log_and_the_tail_are_there(
+    embedded: EmbeddedKafka,
+):
+    """It joins from a log what it then rides on: a log ahead of the tail would be a record
+    twice, a log behind it one that never comes."""
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, _, client):
+        deliver(feeds, record(ZERO, 0), record(ONE, 0), record(ONE, 1))
+        await asyncio.sleep(0)
+        assert client.seen == [(1, 2, 1, 2)]
+
+
+async def test_every_tail_of_a_partition_gets_what_it_brings(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, shared, _):
+        other = SharedTail(Tail("c", shared.tail.logs.values(), {"orders": "id"}))
+        feeds.attach(other)
+        deliver(feeds, record(ZERO, 0))
+        await asyncio.sleep(0)
+        feeds.detach(other)
+        deliver(feeds, record(ZERO, 1))
+        await asyncio.sleep(0)
+        assert (shared.tail.position[ZERO].offset, other.tail.position[ZERO].offset) == (2, 1)
+
+
+async def test_what_comes_of_a_topic_that_was_closed_meanwhile_is_dropped(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, shared, client):
+        deliver(feeds, record(ZERO, 0))
+        feeds.close_topic("orders")
+        await asyncio.sleep(0)
+        assert shared.tail.position[ZERO].offset == 0
+        assert client.seen == []
+        assert feeds.topics == set()
+
+
+async def test_a_topic_is_read_once_however_often_it_is_opened(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, shared, _):
+        again = feeds.open("orders")
+        assert [feed.log for feed in again] == list(shared.tail.logs.values())
+        assert len(feeds.fetcher.jobs) == 2
+
+
+async def test_records_come_from_kafka_transformed(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    options = {"transforms": [{"extract-key": "${message.value.id}"}]}
+    async with feeding(embedded, **options) as (_, shared, _):
+        await produce(embedded.bootstrap, "orders", [Sent(b'{"id": 7}', b"k", 1)])
+        log = shared.tail.logs[ONE]
+        await until(lambda: log.next == 1, "the record")
+        (held,) = log.read(0)
+        assert isinstance(held, Record)
+        assert held.key == b"7"
+
+
+async def test_a_partition_not_heard_of_for_a_while_counts_as_pending(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, shared, _):
+        feeds.refresh_readiness(shared)
+        assert shared.tail.readiness.pending() == []
+        feeds.by_partition[ONE].reading.heard_at -= 60
+        feeds.refresh_readiness(shared)
+        assert shared.tail.readiness.pending() == [ONE]

@@ -1,0 +1,153 @@
+"""Who shares what: tails by topic set, channels by view, reads by partition."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.gateways import config_for
+from support.reading import cluster
+from support.records import produce
+from support.sse import Event, Parser
+from support.until import until
+
+from gateway.config import Settings
+from gateway.core.filters import Filter, Filters
+from gateway.core.subscription import SlowClient
+from gateway.errors import UnknownTopic
+from gateway.hub import hub as hubs
+from gateway.hub.client import Client
+from gateway.hub.hub import Hub
+from gateway.hub.resume import Start
+from gateway.hub.view import View
+from gateway.kafka.embedded import EmbeddedKafka
+
+ALL = View(("orders",), Filters(), "value", "error")
+ADA = View(("orders",), Filters((Filter(key=b"ada"),)), "value", "error")
+
+
+@asynccontextmanager
+async def hub_on(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub]:
+    config = config_for(kafka.bootstrap, ["orders"], kafka=section)
+    async with cluster(kafka.bootstrap) as kafkas:
+        hub = Hub(kafkas, Settings.model_validate(config))
+        await hub.start()
+        try:
+            yield hub
+        finally:
+            await hub.close()
+
+
+async def join(hub: Hub, view: View = ALL, start: Start = Start()) -> Client:  # noqa: B008
+    client = await hub.subscribe(view, start, heartbeat=60, slow=SlowClient.CATCH_UP)
+    await client.ready()
+    return client
+
+
+async def hear(client: Client, until: str) -> list[Event]:
+    """The events of a client up to one of that name."""
+    parser, heard = Parser(), list[Event]()
+    async for piece in client.stream():
+        heard += parser.feed(piece)
+        if any(event.type == until for event in heard):
+            return heard
+    raise AssertionError(f"ended without {until}: {heard}")
+
+
+async def test_clients_of_one_view_share_a_channel_and_all_views_the_reads(
+    embedded: EmbeddedKafka,
+):
+    embedded.create_topic("orders", 3)
+    async with hub_on(embedded) as hub:
+        first, second, other = await join(hub), await join(hub), await join(hub, ADA)
+        channels = [each.subscription.channel for each in (first, second, other)]
+        assert channels[0] is channels[1] is not channels[2]
+        assert channels[0].tail is channels[2].tail
+        assert len(hub.feeds.fetcher.jobs) == 3
+
+
+async def test_a_client_that_left_is_forgotten(embedded: EmbeddedKafka):
+    embedded.create_topic("orders")
+    async with hub_on(embedded) as hub:
+        client = await join(hub)
+        channel = client.subscription.channel
+        await hear(client, "begin")
+        client.close()
+        assert (hub.clients, channel.followers) == (set(), set())
+
+
+async def test_a_topic_is_no_longer_read_some_time_after_its_last_client(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hubs, "LINGER", 0.0)
+    embedded.create_topic("orders")
+    async with hub_on(embedded) as hub:
+        client = await join(hub)
+        assert hub.feeds.topics == {"orders"}
+        client.close()
+        await until(lambda: not hub.feeds.topics, "nobody looks at it")
+        assert not hub.feeds.fetcher.jobs
+
+
+async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(hubs, "LINGER", 0.0)
+    embedded.create_topic("orders")
+    async with hub_on(embedded, bootstrap=["orders"]) as hub:
+        assert hub.cold() == ["orders"]
+        await until(lambda: not hub.cold(), "it is warm")
+        (await join(hub)).close()
+        await until(lambda: not hub._tails, "the client is forgotten")
+        assert hub.feeds.topics == {"orders"}
+        assert hub.cold() == []
+
+
+async def test_a_bootstrap_topic_that_is_not_there_yet_is_waited_for(embedded: EmbeddedKafka):
+    async with hub_on(embedded, bootstrap=["orders"]) as hub:
+        with pytest.raises(UnknownTopic, match="orders"):
+            await join(hub)
+        embedded.create_topic("orders")
+        await until(lambda: not hub.cold(), "it is warm")
+
+
+async def test_draining_ends_every_stream_with_a_word(embedded: EmbeddedKafka):
+    embedded.create_topic("orders")
+    async with hub_on(embedded) as hub:
+        client = await join(hub)
+        hub.drain()
+        *_, end = await hear(client, "end")
+        assert end.json() == {"reason": "drain"}
+
+
+async def test_a_count_ends_a_stream_after_so_many_records(embedded: EmbeddedKafka):
+    embedded.create_topic("orders")
+    await produce(embedded.bootstrap, "orders", [b"%d" % number for number in range(5)])
+    async with hub_on(embedded) as hub:
+        client = await join(hub, start=Start(origin="earliest", count=3))
+        heard = await hear(client, "end")
+        assert [event.data for event in heard if event.type == "message"] == ["0", "1", "2"]
+        assert heard[-1].json() == {"reason": "until"}
+
+
+async def test_ids_that_a_proxy_may_refuse_are_warned_of_once(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(hubs, "SWEEP", 0.01)
+    embedded.create_topic("orders", 40)
+    async with hub_on(embedded) as hub:
+        client = await join(hub)
+        tail = client.subscription.channel.tail
+        swept = hub._sweep
+        sweeps = []
+        monkeypatch.setattr(hub, "_sweep", lambda now: (sweeps.append(now), swept(now)))
+        await until(lambda: len(sweeps) > 2, "some sweeps")
+        assert not caplog.records
+        monkeypatch.setattr(hubs, "LONG_ID", len(tail.text) - 1)
+        before = len(sweeps)
+        await until(lambda: len(sweeps) > before + 5, "more sweeps")
+        (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+        assert warning.getMessage().startswith(f"ids of orders have {len(tail.text)} characters; ")
