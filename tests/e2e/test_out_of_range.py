@@ -1,0 +1,446 @@
+"""What Kafka no longer has is told once, with its bounds, and the stream goes on.
+
+deleteRecords while the gateway is kept from reading (its brokers are behind a proxy), real
+retention, topics created anew, and a leader elected that lacks records. The oracle judges
+every stream: a gap must cover exactly what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaException
+from support.brokers import Broker
+from support.clients.hasty import Hasty
+from support.gateways import config_for, running_gateway
+from support.heard import GapEvent, Received, gaps
+from support.oracle import Oracle, heard
+from support.proxy import Api, KafkaProxy, Request
+from support.until import until
+
+from gateway.core.record import TopicPartition
+
+WITHIN = 60.0  # s
+OFFSET_OUT_OF_RANGE = 1
+
+# The gateway, telling on SIGUSR1 how many tasks its loop has.
+COUNTED = """
+import asyncio, signal
+def tell(*_):
+    try:
+        print(f"tasks={len(asyncio.all_tasks(asyncio.get_running_loop()))}.", flush=True)
+    except RuntimeError:
+        print("tasks=?", flush=True)
+signal.signal(signal.SIGUSR1, tell)
+from gateway.cli import main
+main()
+"""
+
+
+def told(client: Hasty) -> list[GapEvent]:
+    return [gap for e in client.events if e["event"] == "gap" for gap in gaps(e["data"])]
+
+
+def ends(client: Hasty) -> list[str]:
+    return [json.loads(e["data"])["reason"] for e in client.events if e["event"] == "end"]
+
+
+def judged(client: Hasty) -> list[Any]:
+    """Its events, but for those that say that a partition is away for now."""
+    return [event for event in client.events if event["event"] != "error"]
+
+
+def values(client: Hasty) -> set[bytes | None]:
+    return {each.value for each in heard(judged(client)) if isinstance(each, Received)}
+
+
+def zero(topic: str, partitions: int) -> dict[TopicPartition, int]:
+    return {TopicPartition(topic, p): 0 for p in range(partitions)}
+
+
+@asynccontextmanager
+async def listening(*clients: Hasty) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for client in clients:
+            await stack.enter_async_context(client)
+        for client in clients:
+            await client.wait(1, WITHIN)
+        yield
+
+
+async def records(client: Hasty, count: int) -> None:
+    """Wait until it has so many records in all."""
+    await client.wait(lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN)
+
+
+async def whole(oracle: Oracle, clients: Sequence[Hasty], topic: str, partitions: int) -> None:
+    """Each has heard to the end, and nothing speaks against any."""
+    ends = {tp: offset - 1 for tp, offset in oracle.end().items() if tp.topic == topic and offset}
+    last = {a.value for a in oracle.acknowledged() if ends.get(a.tp) == a.offset}
+    for client in clients:
+        with contextlib.suppress(TimeoutError):  # the oracle says better what is missing
+            await until(lambda client=client: last <= values(client), within=30, every=0.1)
+        oracle.check_events(judged(client), start=zero(topic, partitions))
+
+
+class Held:
+    """A gateway that can be kept from reading while the log's start moves.
+
+    errors: partitions that a broker refused with OFFSET_OUT_OF_RANGE: recovery attempts.
+    """
+
+    def __init__(self, kafka: Broker, proxy: KafkaProxy, oracle: Oracle) -> None:
+        self.kafka = kafka
+        self.proxy = proxy
+        self.oracle = oracle
+        self.errors: list[float] = []
+        proxy.on_answer = self._watch
+
+    def _watch(self, request: Request, answer: dict[str, Any]) -> None:
+        if request.api_key == Api.FETCH:
+            for topic in answer["topics"] or ():
+                for each in topic["partitions"]:
+                    if each["error_code"] == OFFSET_OUT_OF_RANGE:
+                        self.errors.append(time.monotonic())
+
+    async def advance(self, topic: str, partitions: int, lost: int, kept: int) -> None:
+        """Write while the gateway cannot read, and delete all but the last `kept`."""
+        for broker in self.proxy.brokers:
+            await broker.hide()
+        # The fetch that waits at the broker takes what comes first, and is the last.
+        await self.oracle.produce(topic, 1, partition=0)
+        await asyncio.sleep(0.05)
+        for p in range(partitions):
+            await self.oracle.produce(topic, lost + kept, partition=p)
+        ends = self.oracle.start_of(topic, partitions)
+        before = {tp.partition: end - kept for tp, end in ends.items()}
+        await asyncio.to_thread(self.kafka.admin.delete_records, topic, before)
+        for broker in self.proxy.brokers:
+            await broker.unhide()
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest", "fail"])
+async def test_deleted_records_are_one_gap_for_live_and_late_clients(
+    kafka: Broker, topic: Callable[..., str], policy: str
+) -> None:
+    name, url_of = topic(partitions=3), "{}/records/{}"
+    made = {"name": name, "offsetOutOfRange": policy, "cache": {"bytes": "1B"}}
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        held = Held(kafka, proxy, oracle)
+        gateway = await stack.enter_async_context(
+            running_gateway(config_for(proxy.bootstrap, [made]))
+        )
+        url = url_of.format(gateway.base_url, name)
+        live, late = Hasty(url), Hasty(url)
+        await stack.enter_async_context(listening(live, late))
+        for p in range(3):
+            await oracle.produce(name, 10, partition=p)
+        await records(live, 30)
+        await records(late, 30)
+        await late.stop()
+
+        since = time.monotonic()
+        await held.advance(name, 3, lost=15, kept=5)
+        await until(lambda: len(told(live)) == 3, live.state, WITHIN)
+        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        assert 1 <= asked <= len(held.errors), f"{asked} ListOffsets, {len(held.errors)} attempts"
+
+        await late.start()
+        await until(lambda: len(told(late)) == 3, late.state, WITHIN)
+        for p in range(3):
+            await oracle.produce(name, 2, partition=p)
+        reason = "skipped" if policy == "latest" else "retention"
+        kept = 0 if policy == "latest" else 5
+        for client in (live, late):
+            assert {gap.reason for gap in told(client)} == {reason}
+            by_partition = {gap.tp.partition: gap for gap in told(client)}
+            for p, gap in by_partition.items():
+                assert gap.end == 30 + (p == 0) - kept
+                assert gap.start in (10, 10 + (p == 0))
+        await whole(oracle, [live, late], name, 3)
+        if policy == "fail":
+            await until(lambda: ends(live) and ends(late), "both ended")
+            assert {*ends(live), *ends(late)} == {"offset-out-of-range"}
+            assert live.opened > 1, "a client that was ended comes back with its position"
+        else:
+            assert (live.opened, late.opened) == (1, 2)
+            assert not ends(live)
+        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        print(f"{policy}: {asked} ListOffsets in all, {len(held.errors)} attempts")
+        assert asked <= len(held.errors) + 3 * late.opened
+
+
+async def test_a_hundred_advances_in_a_row_are_a_gap_each_and_leak_nothing(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    name = topic(partitions=2)
+    made = {"name": name, "cache": {"bytes": "64KiB"}}
+    command = (sys.executable, "-c", COUNTED, "run", "-c")
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        held = Held(kafka, proxy, oracle)
+        gateway = await stack.enter_async_context(
+            running_gateway(config_for(proxy.bootstrap, [made]), command=command)
+        )
+        live = Hasty(f"{gateway.base_url}/records/{name}")
+        await stack.enter_async_context(listening(live))
+
+        async def footprint() -> tuple[int, int, int, int]:
+            before = gateway.log.count("tasks=")
+            gateway.signal(signal.SIGUSR1)
+            await until(lambda: gateway.log.count("tasks=") > before, "the number of tasks")
+            tasks = gateway.log.rpartition("tasks=")[2].partition(".")[0]
+            links = sum(broker.open_connections for broker in proxy.brokers)
+            return int(tasks), gateway.open_files, links, gateway.memory
+
+        since, took = time.monotonic(), []
+        for n in range(100):
+            if n == 20:
+                warm = await footprint()
+            began = time.monotonic()
+            await held.advance(name, 2, lost=4, kept=1)
+            await until(lambda n=n: len(told(live)) >= 2 * (n + 1), live.state, WITHIN)
+            took.append(time.monotonic() - began)
+        await whole(oracle, [live], name, 2)
+        cold = await footprint()
+        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        print(f"100 advances, {sum(took):.1f} s: {asked} ListOffsets, {len(held.errors)} attempts")
+        print(f"tasks, files, connections, memory: {warm} after 20, {cold} after 100")
+        assert len(told(live)) == 200
+        assert live.opened == 1
+        assert asked <= len(held.errors)
+        assert cold[0] <= warm[0] + 2
+        assert cold[1] <= warm[1] + 2
+        assert cold[2] <= warm[2] + 1
+        assert cold[3] < warm[3] + (16 << 20)
+
+
+async def test_chasing_a_log_start_that_moves_is_one_gap(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    """ListOffsets answers an offset that is gone again when it is fetched."""
+    name = topic(partitions=1)
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        held = Held(kafka, proxy, oracle)
+        gateway = await stack.enter_async_context(
+            running_gateway(config_for(proxy.bootstrap, [{"name": name, "cache": {"bytes": "1B"}}]))
+        )
+        live = Hasty(f"{gateway.base_url}/records/{name}")
+        await stack.enter_async_context(listening(live))
+        await oracle.produce(name, 10)
+        await records(live, 10)
+        starts = iter((60, 70, 80, 90, 100))
+        count = proxy.on_answer
+        assert count is not None
+
+        def move_on(request: Request, answer: dict[str, Any]) -> None:
+            count(request, answer)
+            if request.api_key == Api.LIST_OFFSETS and (start := next(starts, 0)):
+                kafka.admin.delete_records(name, {0: start})
+
+        proxy.on_answer = move_on
+        since = time.monotonic()
+        await held.advance(name, 1, lost=40, kept=160)
+        await whole(oracle, [live], name, 1)
+        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        print(f"chasing: {told(live)}, {asked} ListOffsets, {len(held.errors)} attempts")
+        assert told(live) == [GapEvent(TopicPartition(name, 0), 11, 100, "retention")]
+        assert asked == 6
+        assert asked <= len(held.errors)
+
+
+async def test_a_client_that_stopped_reading_is_told_what_went_meanwhile(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    name = topic(partitions=2)
+    made = {"name": name, "cache": {"bytes": "1B"}}
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        gateway = await stack.enter_async_context(
+            running_gateway(config_for(kafka.servers, [made]))
+        )
+        url = f"{gateway.base_url}/records/{name}"
+        slow, other = Hasty(url, receive_buffer=8192), Hasty(url)
+        await stack.enter_async_context(listening(slow, other))
+        await oracle.produce(name, 20)
+        await records(slow, 20)
+        slow.hold()
+        for _ in range(10):
+            await oracle.produce(name, 100, fields={"pad": "x" * 10_000})
+        await records(other, 1020)
+        before = {tp.partition: end - 5 for tp, end in oracle.end().items()}
+        await asyncio.to_thread(kafka.admin.delete_records, name, before)
+        await oracle.produce(name, 20)
+        slow.release()
+        await whole(oracle, [slow, other], name, 2)
+        print(f"after {len(judged(slow)) - 1} events: {told(slow)}")
+        assert not told(other)
+        assert {gap.tp.partition: gap.end for gap in told(slow)} == before
+        assert len(told(slow)) == 2
+        assert slow.opened == 1
+
+
+async def test_real_retention_is_told_to_live_late_and_slow_clients(
+    retention_kafka: Broker, topic: Callable[..., str]
+) -> None:
+    kafka = retention_kafka
+    name = topic(partitions=2)
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        made = {"name": name, "cache": {"bytes": "1B"}}
+        gateway = await stack.enter_async_context(
+            running_gateway(config_for(proxy.bootstrap, [made]))
+        )
+        url = f"{gateway.base_url}/records/{name}"
+        live, late = Hasty(url), Hasty(url)
+        await stack.enter_async_context(listening(live, late))
+        for p in (0, 1):
+            await oracle.produce(name, 10, partition=p)
+        await records(live, 20)
+        await records(late, 20)
+        await late.stop()
+        for broker in proxy.brokers:
+            await broker.hide()
+        await oracle.produce(name, 1, partition=0)
+        for p in (0, 1):
+            await oracle.produce(name, 50, partition=p)
+        configs = {"retention.ms": "500", "segment.ms": "300"}
+        await asyncio.to_thread(kafka.admin.alter_configs, name, configs)
+        deadline = time.monotonic() + WITHIN
+        while min([await asyncio.to_thread(kafka.admin.log_start, name, p) for p in (0, 1)]) < 60:
+            assert time.monotonic() < deadline, "retention deleted nothing"
+            await asyncio.sleep(0.2)
+        await asyncio.to_thread(kafka.admin.alter_configs, name, {"retention.ms": "3600000"})
+        for p in (0, 1):
+            await oracle.produce(name, 5, partition=p)
+        for broker in proxy.brokers:
+            await broker.unhide()
+        await until(lambda: len(told(live)) == 2, live.state, WITHIN)
+        await late.start()
+        await until(lambda: len(told(late)) == 2, late.state, WITHIN)
+        await whole(oracle, [live, late], name, 2)
+        starts = {
+            TopicPartition(name, p): await asyncio.to_thread(kafka.admin.log_start, name, p)
+            for p in (0, 1)
+        }
+        for client in (live, late):
+            assert {gap.reason for gap in told(client)} == {"retention"}
+            assert {gap.tp: gap.end for gap in told(client)} == starts
+            assert len(told(client)) == 2
+
+
+@asynccontextmanager
+async def three_clients(
+    kafka: Broker, oracle: Oracle, topic: str, partitions: int
+) -> AsyncIterator[tuple[Hasty, Hasty, Hasty, Callable[[], Any]]]:
+    """One that rides on, one that comes back to its gateway and one that goes to another; and
+    what lets the two come back. They are away when this gives them."""
+    config = config_for(kafka.servers, [topic])
+    async with running_gateway(config) as here, running_gateway(config) as there:
+        url = f"{here.base_url}/records/{topic}"
+        riding, back, moved = clients = Hasty(url), Hasty(url), Hasty(url)
+        async with listening(*clients):
+            for p in range(partitions):
+                await oracle.produce(topic, 20, partition=p)
+            for client in clients:
+                await records(client, 20 * partitions)
+
+            async def resume() -> None:
+                await back.start()
+                moved.lead_to(there.base_url)
+                await moved.start()
+
+            yield riding, back, moved, resume
+            for client in (back, moved):
+                assert client.opened == 2, client.state()
+            assert "Traceback" not in here.log + there.log
+
+
+async def test_a_topic_created_anew_is_told_to_all_partitions_of_all_clients(
+    kafka3: Broker,
+) -> None:
+    """Some of the new logs are shorter than the old ones, some longer: an offset of the old
+    one is inside those. The clients come back while metadata may be of either."""
+    name = await asyncio.to_thread(kafka3.topic, partitions=6)
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka3.servers))
+        *clients, resume = await stack.enter_async_context(three_clients(kafka3, oracle, name, 6))
+        for client in clients[1:]:
+            await client.stop()
+        await asyncio.to_thread(kafka3.admin.delete_topic, name)
+        await clients[0].wait(lambda e: any(each["event"] == "error" for each in e), WITHIN)
+        await asyncio.to_thread(kafka3.admin.create_topic, name, 6)
+        await oracle.close()  # its sequence numbers were of the old topic
+        oracle.recreated(name)
+        for p in range(6):
+            await oracle.produce(name, 10 if p % 2 else 30, partition=p)
+        await resume()
+        await whole(oracle, clients, name, 6)
+        expected = {GapEvent(tp, 20, 0, "recreated") for tp in zero(name, 6)}
+        for client in clients:
+            assert set(told(client)) == expected
+            assert len(told(client)) == 6
+
+
+async def test_records_lost_by_an_unclean_election_are_told_to_all_clients(
+    kafka3: Broker,
+) -> None:
+    """The follower was away when the last records were written, and leads now. New records
+    have gone beyond the old end: the offsets alone show nothing."""
+    assert kafka3.local is not None
+    leader, follower = kafka3.local.node(1), kafka3.local.node(2)
+    configs = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+    placed = [[1, 2], [3, 1], [3, 2]]
+    name = await asyncio.to_thread(lambda: kafka3.topic(configs=configs, assignment=placed))
+    cut = TopicPartition(name, 0)
+
+    def sight() -> tuple[int, list[int]]:
+        found = kafka3.admin.client.list_topics(name, timeout=5).topics[name].partitions[0]
+        return found.leader, found.isrs
+
+    async def seen(met: Callable[[int, list[int]], bool], elect: bool = False) -> None:
+        deadline = time.monotonic() + WITHIN
+        while time.monotonic() < deadline:
+            with contextlib.suppress(KafkaException):
+                if met(*await asyncio.to_thread(sight)):
+                    return
+                if elect:
+                    await asyncio.to_thread(kafka3.admin.elect, name, [0], unclean=True)
+            await asyncio.sleep(0.1)
+        raise TimeoutError("the election")
+
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka3.servers))
+        *clients, resume = await stack.enter_async_context(three_clients(kafka3, oracle, name, 3))
+        await asyncio.to_thread(follower.kill)
+        await seen(lambda _, replicas: replicas == [1])
+        await oracle.produce(name, 15, partition=0)
+        for client in clients:
+            await records(client, 75)
+        for client in clients[1:]:
+            await client.stop()
+        await asyncio.to_thread(leader.kill)
+        await asyncio.to_thread(follower.start)
+        await seen(lambda node, _: node == 2, elect=True)
+        await oracle.close()
+        oracle.truncated(cut, 20)
+        await oracle.produce(name, 40, partition=0)
+        await resume()
+        await whole(oracle, clients, name, 3)
+        for client in clients:
+            assert told(client) == [GapEvent(cut, 35, 20, "truncated")]
