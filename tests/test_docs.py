@@ -1,0 +1,310 @@
+"""What the READMEs say is so: their commands, configurations, links, tables and captures."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.gateways import config_for
+from support.sse import Event, parse
+from typer.testing import CliRunner
+
+from gateway.cli import app
+from gateway.config import dump, load, loads, schema
+from gateway.core.record import Fault, Gap, Ready, Reason, TopicPartition
+from gateway.core.token import decode
+from gateway.hub import encoder
+from gateway.web.demo import CONFIG
+
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    ROOT / name
+    for name in (
+        "README.md", "gateway/README.md", "examples/README.md", "deploy/README.md",
+        "bench/README.md", "CHANGELOG.md",
+    )
+]  # fmt: skip
+README = PAGES[0].read_text()
+TP = TopicPartition("orders", 0)
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def fenced(text: str, language: str = "") -> list[str]:
+    """The blocks between fences that name this language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+    return [block for named, block in blocks if named == language]
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command line: indented by four, in the code columns of tables, and in examples."""
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        for line in re.findall(r"^    (\S.*)", text, re.M):
+            yield named(page), line
+        for code in re.findall(r"`((?:make|gateway|curl|\.venv/\S+) [^`]*)`", text):
+            yield named(page), code.replace("\n", " ")
+    for path in [*ROOT.glob("examples/*.yaml"), *ROOT.glob("deploy/*")]:
+        for line in re.findall(
+            r"^(?:#|ExecStart(?:Pre)?=\S*?/bin/)? *(gateway .*)", path.read_text(), re.M
+        ):
+            yield named(path), line
+
+
+COMMANDS = sorted(set(commands()))
+
+
+def gateway_lines() -> Iterator[tuple[str, list[str]]]:
+    for page, line in COMMANDS:
+        for part in line.split("|"):
+            words = shlex.split(part, comments=True)
+            if words[:1] == ["gateway"]:
+                yield page, words[1:]
+
+
+def options_of(command: str | None) -> str:
+    arguments = [*([command] if command else []), "--help"]
+    answer = CliRunner().invoke(app, arguments, prog_name="gateway")
+    assert answer.exit_code == 0, f"there is no gateway {command}"
+    return answer.output
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    list(gateway_lines()),
+    ids=lambda x: " ".join(x) if isinstance(x, list) else x,
+)
+def test_every_gateway_command_exists_with_its_options(page: str, words: list[str]):
+    command = next((word for word in words if not word.startswith("-")), None)
+    help = options_of(command) + options_of(None)
+    for word in words:
+        if word.startswith("-"):
+            assert re.search(rf"(^|[\s,]){re.escape(word.split('=')[0])}\b", help, re.M), word
+
+
+def test_every_make_target_exists_with_its_variables():
+    makefile = (ROOT / "Makefile").read_text()
+    seen = 0
+    for page, line in COMMANDS:
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["make"]:
+            seen += 1
+            for word in words[1:]:
+                name, assigns, _ = word.partition("=")
+                wanted = rf"\$\(.*\b{name}\b.*\)" if assigns else rf"^{name}:"
+                assert re.search(wanted, makefile, re.M), f"{page}: {line}"
+    assert seen > 5
+
+
+def test_every_command_is_of_a_known_kind():
+    """So that none escapes the tests around this one."""
+    for page, line in COMMANDS:
+        first = re.split(r"[ |]", line)[0]
+        assert first in ("make", "gateway", "curl", "echo", ".", ".venv/bin/python"), (
+            f"{page}: {line}"
+        )
+
+
+def test_every_curl_asks_for_a_path_of_the_demo():
+    patterns = [when.pattern for route in loads(CONFIG).routes for when in route.when]
+    asked = [re.search(r"8080(/[\w/]*)", line) for _, line in COMMANDS if line.startswith("curl")]
+    paths = [found[1] for found in asked if found]
+    assert len(paths) > 4
+    for path in paths:
+        own = path in ("/health/ready", "/health/live")
+        assert own or any(pattern.match(path) is not None for pattern in patterns), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_links_and_paths_exist(page: Path):
+    text = page.read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    paths = re.findall(r"\b((?:tests|deploy|examples|bench)/[\w/.-]+\w)", text)
+    named_here = re.findall(r"\b((?:kafka|core|hub|web|wire|config)/[\w/]+\.py)", text)
+    for link in links:
+        assert (page.parent / link).exists(), link
+    for path in set(paths) - {"bench/results"}:  # made by `make figures`
+        assert (ROOT / path).exists(), path
+    for path in named_here:
+        assert (ROOT / "gateway" / path).exists(), path
+    assert links or page.name == "CHANGELOG.md" or page.parent.name == "bench"
+
+
+# Configurations
+
+
+@pytest.mark.parametrize("block", [b for page in PAGES for b in fenced(page.read_text(), "yaml")])
+def test_every_yaml_block_is_a_configuration_without_a_warning(block: str):
+    assert loads(block).warnings == ()
+
+
+def test_the_first_configuration_is_the_example():
+    (first,) = fenced(README, "yaml")
+    example = load(ROOT / "examples" / "first.yaml")
+    assert loads(first, environ={}) == loads(dump(example), environ={})
+
+
+def option(path: str) -> dict[str, Any]:
+    """The schema of an option, by a path as the tables have it. KeyError if there is none."""
+    made = schema()
+    found: Any = made
+    for name in path.split("."):
+        found = found["properties"][name.removesuffix("[]")]
+        found = found["items"] if name.endswith("[]") else found
+        if "$ref" in found:
+            below = made["$defs"][found["$ref"].rpartition("/")[2]]
+            found = {**below, **{key: found[key] for key in ("default",) if key in found}}
+    return found
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the first table below a heading of the README."""
+    _, _, below = README.partition(f"\n## {heading}\n")
+    rows = re.findall(r"^\|(.*)\|$", below.partition("\n## ")[0], re.M)
+    return [[cell.strip() for cell in row.split(" | ")] for row in rows[2:]]
+
+
+@pytest.mark.parametrize(
+    "row", table("Starting, and where a stream starts"), ids=lambda row: row[0]
+)
+def test_the_table_of_options_has_their_real_names_and_defaults(row: list[str]):
+    path, default = row[0].strip("` "), row[1].strip("` ")
+    real = option(path).get("default")
+    said = {"none": None, "[]": []}.get(default, default)
+    assert said == real
+
+
+def test_the_table_of_options_speaks_of_all_that_operators_ask_for():
+    said = {
+        row[0].strip("` ").split(".", 1)[1]
+        for row in table("Starting, and where a stream starts")[:-1]
+    }
+    wanted = ["bootstrap"]
+    wanted += [f"topics[].{name}" for name in (
+        "defaultOffset", "partitionReadyTimeout", "offsetOutOfRange", "reconnect.initial",
+        "reconnect.max", "cache.bytes", "cache.age", "isolation", "clockSkew",
+    )]  # fmt: skip
+    wanted += ["with.history", "with.slowClient"]
+    assert set(wanted) <= said
+
+
+def names(made: dict[str, Any]) -> set[str]:
+    return {name for part in (made, *made["$defs"].values()) for name in part.get("properties", {})}
+
+
+def test_options_named_in_running_text_exist():
+    known = names(schema())
+    for text in re.findall(r"`(\w+): [^`]*`", README):
+        assert text in known | {"resume", "resolved", "view", "heartbeat", "FILE"}, text
+    for name in ("cache", "history", "heartbeat", "memory", "bootstrap"):
+        assert f"`{name}" in README
+        assert name in known
+
+
+@pytest.mark.parametrize(
+    "text", ["guarded: {jwt0: [a]}", "slowClient: conflate", "model: avro", "otlp"]
+)
+def test_what_is_said_to_be_refused_is_refused(text: str, tmp_path: Path):
+    config = config_for("a:9092", ["orders"])
+    if text.startswith("guarded"):
+        config["guards"] = {"jwt0": {"type": "jwt", "keys": "https://a/keys"}}
+        config["routes"][0]["guarded"] = {"jwt0": ["a"]}
+    elif text.startswith("slow"):
+        config["routes"][0]["with"]["slowClient"] = "conflate"
+    elif text.startswith("model"):
+        config["catalogs"] = {"r": {"type": "schema-registry", "url": "https://a"}}
+        config["kafka"]["topics"][0]["value"] = {"model": "avro", "catalog": "r"}
+    else:
+        config["telemetry"] = {"traces": {"otlp": "https://a"}}
+    file = tmp_path / "gateway.yaml"
+    file.write_text(json.dumps(config))  # JSON is YAML
+    answer = CliRunner().invoke(app, ["run", "-c", str(file)], prog_name="gateway")
+    assert answer.exit_code == 78
+    assert "not served by this version; remove it" in answer.stderr
+
+
+# The capture
+
+
+def captured() -> list[Event]:
+    blocks = [block for block in fenced(README) if "event: " in block]
+    assert len(blocks) == 2
+    return [event for block in blocks for event in parse(block.encode() + b"\n")]
+
+
+def test_the_captured_events_have_the_fields_that_are_sent():
+    made: dict[str, Any] = {
+        "gap": encoder.gap(Gap(TP, 1, 2, 0, Reason.RETENTION)),
+        "ready": encoder.ready(Ready(TP, 1, 1, 0)),
+        "position": {},
+        "delete": {"key": "ada"},
+        "end": {"reason": "drain"},
+        "begin": {"topics": [], "partitions": {}, "pending": [], "resume": "exact"},
+    }
+    seen = {event.type for event in captured()}
+    assert seen == {*made, "message"}
+    for event in captured():
+        if event.type != "message":
+            assert event.json().keys() == made[event.type].keys()
+
+
+def test_the_captured_ids_can_be_read_and_never_go_back():
+    before: dict[int, list[int | None]] = {}
+    ids = [event.last_event_id for event in captured() if event.last_event_id]
+    assert len(set(ids)) > 4
+    for id in ids:
+        (topic,) = decode(id).topics
+        stood = before.setdefault(len(topic.offsets), topic.offsets)
+        pairs = zip(stood, topic.offsets, strict=True)
+        assert all(old is None or (new is not None and new >= old) for old, new in pairs)
+        before[len(topic.offsets)] = topic.offsets
+
+
+def test_every_event_is_in_the_table():
+    told = {row[0].strip("`*() ").split(":")[0] for row in table("In the browser")}
+    assert told >= {event.type for event in captured()} - {"message"}
+    assert {"error", "none"} <= told
+
+
+def test_every_reason_of_a_gap_is_in_the_table():
+    (gap,) = [row for row in table("In the browser") if row[0] == "`gap`"]
+    assert {reason.value for reason in Reason} <= set(re.findall(r"`([\w-]+)`", gap[2]))
+
+
+def test_the_phrases_to_grep_for_are_those_of_the_log():
+    source = "".join(path.read_text() for path in (ROOT / "gateway" / "kafka").glob("*.py"))
+    phrases = [row[0].strip("`") for row in table("When a partition is late") if " " in row[0]]
+    assert len(phrases) == 4
+    for phrase in phrases:
+        assert re.search(rf'log\.\w+\(\s*"{phrase}', source), phrase
+
+
+def test_the_sizes_of_ids_are_what_is_said():
+    from gateway.core.token import TokenWriter, TopicPlaces, seal
+
+    def length(partitions: int, offset: int) -> int:
+        places = TopicPlaces("orders", "id", [offset] * partitions, [3] * partitions)
+        return len(seal(TokenWriter("c", [places], 1).text(), b"view-"))
+
+    assert length(500, 10**6) >= 2000 and length(500, 10**10) <= 3100
+    assert length(2000, 10**6) >= 8000 and length(2000, 10**10) <= 12_100
+    assert 80 <= length(12, 10**6) and length(12, 10**10) <= 120
+
+
+def test_a_fault_is_told_with_the_fields_that_the_table_names():
+    (error,) = [row for row in table("In the browser") if row[0] == "`error`"]
+    for field in re.findall(r"`(\w+)`", error[2]):
+        assert field in encoder.fault(Fault(TP, 0, 0, 0, "access-denied"))
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 78, 130])
+def test_every_exit_code_is_explained(code: int):
+    assert str(code) in [row[0] for row in table("Exit codes")]
+    assert str(code) in options_of(None)
