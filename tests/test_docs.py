@@ -295,7 +295,7 @@ def test_the_sizes_of_ids_are_what_is_said():
 
     assert length(500, 10**6) >= 2000 and length(500, 10**10) <= 3100
     assert length(2000, 10**6) >= 8000 and length(2000, 10**10) <= 12_100
-    assert 80 <= length(12, 10**6) and length(12, 10**10) <= 120
+    assert length(12, 10**6) >= 80 and length(12, 10**10) <= 120
 
 
 def test_a_fault_is_told_with_the_fields_that_the_table_names():
