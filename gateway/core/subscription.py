@@ -341,8 +341,9 @@ class Subscription:
         self._key = None
 
     def _lacks(self, tp: TopicPartition, place: Place) -> bool:
-        log = self.channel.tail.logs.get(tp)
-        if log is None or place.lineage != log.lineage:
+        tail = self.channel.tail
+        log = tail.logs.get(tp)
+        if log is None or place.lineage != log.lineage or tail.is_retiring(tp):
             return False
         if place.offset is None or log.start is None or self._backlog.get(tp) or self._reached(tp):
             return False

@@ -154,6 +154,11 @@ class Tail:
             for tp, place in places.items()
         }
 
+    def is_retiring(self, tp: TopicPartition) -> bool:
+        """Was the topic created anew, and this partition's gap not told yet? What could be
+        read from Kafka now is not what its places speak of."""
+        return tp in self._retiring
+
     def epoch(self, tp: TopicPartition, place: Place) -> int:
         """The epoch that a place of the log's present lineage has in a token."""
         return RETIRED if tp in self._retiring else place.epoch

@@ -166,7 +166,7 @@ class Oracle:
             return
         if to < at:
             raise Wrong(f"{what} goes back")
-        if stand.offset is not None and at > stand.offset:
+        if stand.offset is not None and at > stand.offset and not stand.fresh:
             self._upto(p, stand, partition, at, what)
         if reason == "retention" and not self._retained(p, stand, to):
             raise Wrong(f"{what}, but the log starts at {partition.start}")
