@@ -88,8 +88,8 @@ def refuse_unserved(settings: Settings) -> None:
 
 
 def cors(access: AccessControl) -> list[Middleware]:
-    """CORS as configured; `last-event-id` is always allowed, for a reconnect with a long id is
-    preflighted (Fetch 4.8)."""
+    """CORS as configured; `last-event-id` is always allowed: libraries on fetch set it and are
+    preflighted for it (Fetch 4.8). Chromium's EventSource never is, however long its id."""
     if access.policy == "same-origin":
         return []
     return [

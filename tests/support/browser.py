@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import os
 import re
 import shutil
+import signal
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -47,7 +49,8 @@ async def browser() -> AsyncIterator[Browser]:
         try:
             yield Browser(http)
         finally:
-            await http.delete("")
+            with suppress(httpx.HTTPError):
+                await http.delete("", timeout=5)
 
 
 class Browser:
@@ -111,18 +114,32 @@ async def _told(asking: Any) -> Any:
 
 @asynccontextmanager
 async def _chromedriver() -> AsyncIterator[int]:
-    """Its port, chosen by itself."""
-    process = await asyncio.create_subprocess_exec(
-        "chromedriver", "--port=0", stdout=PIPE, stderr=DEVNULL
-    )
-    assert process.stdout is not None
+    """Its port, chosen by itself; with all its children it is ended."""
+    process, port = await _started()
     try:
-        async with asyncio.timeout(PATIENCE):
-            line = b""
-            while (found := _PORT.search(line)) is None:
-                line = await process.stdout.readline()
-                assert line, "chromedriver ended"
-        yield int(found[1])
+        yield port
     finally:
-        process.terminate()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
+
+
+async def _started() -> tuple[Process, int]:
+    """It wants one port of two address families: somebody may have the other's."""
+    said = b""
+    for _ in range(5):
+        process = await asyncio.create_subprocess_exec(
+            *("chromedriver", "--port=0"),
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE):
+            while line := await process.stdout.readline():
+                said += line
+                if found := _PORT.search(line):
+                    return process, int(found[1])
+        await process.wait()
+    raise AssertionError(f"chromedriver ended five times: {said.decode()}")
