@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateways import config_for
+from ruamel.yaml import YAML
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, running_gateway
 from support.sse import Event, parse
 from typer.testing import CliRunner
 
 from gateway.cli import app
-from gateway.config import dump, load, loads, schema
+from gateway.config import loads, schema
 from gateway.core.record import Fault, Gap, Ready, Reason, TopicPartition
 from gateway.core.token import decode
 from gateway.hub import encoder
+from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.demo import CONFIG
 
 ROOT = Path(__file__).parents[1]
@@ -147,8 +152,29 @@ def test_every_yaml_block_is_a_configuration_without_a_warning(block: str):
 
 def test_the_first_configuration_is_the_example():
     (first,) = fenced(README, "yaml")
-    example = load(ROOT / "examples" / "first.yaml")
-    assert loads(first, environ={}) == loads(dump(example), environ={})
+    example = (ROOT / "examples" / "first.yaml").read_text()
+    assert loads(first, environ={}) == loads(example, environ={})
+
+
+async def test_the_first_configuration_streams_what_the_readme_produces(embedded: EmbeddedKafka):
+    (line,) = [line for page, line in COMMANDS if page == "README.md" and line.startswith("echo")]
+    record = shlex.split(line)[1]
+    embedded.create_topic("orders")
+    (first,) = fenced(README, "yaml")
+    servers = ",".join(embedded.bootstrap)
+    raw = YAML(typ="safe").load(first.replace("localhost:9092", servers))
+    config = {**raw, "listen": {"port": 0}}
+    producer = line.replace("gateway", f"{sys.executable} -m gateway")
+    environment = {"PATH": "/usr/bin:/bin", "GATEWAY_KAFKA_SERVERS": servers}
+    async with running_gateway(config) as gateway, stream(gateway) as client:
+        await client.wait(1)
+        producing = await asyncio.create_subprocess_shell(producer, env=environment)
+        assert await producing.wait() == 0
+        await client.wait(lambda events: events[-1]["data"] == record)
+
+
+def stream(gateway: Gateway) -> RawClient:
+    return RawClient(f"{gateway.base_url}/events/orders")
 
 
 def option(path: str) -> dict[str, Any]:
