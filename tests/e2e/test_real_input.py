@@ -1,0 +1,169 @@
+"""A real file goes in by `gateway produce` and comes out of a stream whole."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import re
+import sys
+import sysconfig
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from support.any_topic import Names, any_topic, serving
+from support.brokers import Broker
+from support.clients.raw import RawClient
+from support.gateways import Gateway
+from support.sse import Event, Parser
+
+from gateway.core.record import TopicPartition
+from gateway.kafka.lines import Digest
+
+LINES = 100_000
+WITHIN = 100.0  # s
+
+
+class Text(NamedTuple):
+    path: Path
+    lines: list[bytes]
+    digest: Digest
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Text:
+    """Python's own sources, one after the other, and what they lack: CR, tabs, a long line, no
+    LF at the end."""
+    path = tmp_path_factory.mktemp("input") / "stdlib.txt"
+    library = Path(sysconfig.get_paths()["stdlib"])
+    pieces = [
+        "no source has a carriage return\rwithin a line\n\t\ttabs\n\n\u2028\u00e9\U0001f40d\n"
+    ]
+    count = 0
+    for source in sorted(library.glob("**/*.py")):
+        if count >= LINES:
+            break
+        if "site-packages" not in source.parts and (content := readable(source)):
+            pieces.append(content)
+            count += content.count("\n")
+    pieces.append("x" * 500_000 + "\nthe last line has no end")
+    path.write_bytes("".join(pieces).encode())
+    lines = path.read_bytes().split(b"\n")
+    assert len(lines) >= LINES, f"this Python has {len(lines)} lines of library only"
+    return Text(path, lines, digest_of(lines))
+
+
+def readable(source: Path) -> str:
+    try:
+        return source.read_bytes().decode()
+    except (UnicodeDecodeError, OSError):
+        return ""
+
+
+def digest_of(values: list[bytes]) -> Digest:
+    digest = Digest()
+    for value in values:
+        digest.add(value)
+    return digest
+
+
+@pytest.fixture(scope="module")
+def names() -> Names:
+    return Names(8)
+
+
+@pytest.fixture(scope="module")
+def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
+    with serving(any_topic(session_kafka.servers, names)) as gateway:
+        yield gateway
+
+
+async def produced(kafka: Broker, topic: str, text: Text, *options: str) -> re.Match[str]:
+    """What `gateway produce` says of it at last."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "produce", topic, "--servers", kafka.servers),
+        *("--file", str(text.path), *options),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), WITHIN)
+    assert process.returncode == 0
+    said = re.search(r"(\d+) of (\d+) lines.*sha256=(\w+) unordered=(\w+)", out.decode())
+    assert said is not None, out
+    assert int(said[1]) == int(said[2]) == len(text.lines)
+    return said
+
+
+async def stream(url: str) -> AsyncIterator[Event]:
+    parser = Parser()
+    async with (
+        httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http,
+        http.stream("GET", url, headers={"Accept": "text/event-stream"}) as answer,
+    ):
+        assert answer.status_code == 200
+        async for piece in answer.aiter_bytes():
+            for event in parser.feed(piece):
+                yield event
+
+
+async def values(url: str) -> list[bytes]:
+    """Of a stream of format value that ends."""
+    events = [event async for event in stream(url)]
+    assert json.loads(events[-1].raw) == {"reason": "until"}
+    assert {event.type for event in events[1:-1]} == {"message"}
+    return [event.raw for event in events[1:-1]]
+
+
+async def test_one_partition_comes_out_in_order_to_the_byte(
+    gateway: Gateway, kafka: Broker, names: Names, text: Text
+):
+    topic = names.create(kafka)
+    said = await produced(kafka, topic, text)
+    file = text.path.read_bytes() + b"\n"  # which its last line lacks
+    assert said[3] == hashlib.sha256(file).hexdigest()
+    url = f"{gateway.base_url}/records/{topic}?from=earliest&until=latest"
+    got = [json.loads(e.raw)["value"].encode() async for e in stream(url) if e.type == "message"]
+    assert len(got) == len(text.lines)
+    assert digest_of(got).ordered == said[3]
+
+    folded = digest_of([line.replace(b"\r", b"\n") for line in text.lines])
+    plain = await values(f"{gateway.base_url}/value/{topic}?from=earliest&until=latest")
+    assert len(plain) == len(text.lines)
+    assert digest_of(plain).ordered == folded.ordered, "all but CR, which SSE folds into LF"
+
+
+def has_ended(client: RawClient) -> bool:
+    return any(event["event"] == "end" for event in client.events[-1:])
+
+
+async def test_twelve_partitions_come_out_whole_over_many_cuts(
+    gateway: Gateway, kafka: Broker, names: Names, text: Text
+):
+    """Cut every two megabytes, as a rule within an event, and resumed by the id before it."""
+    topic = names.create(kafka, 12)
+    said = await produced(kafka, topic, text)
+    url = f"{gateway.base_url}/records/{topic}?from=earliest&until=latest"
+    got: list[bytes] = []
+    places: dict[TopicPartition, int] = {}
+    async with RawClient(url) as client:
+        cuts = 0
+        while not has_ended(client):
+            client.cut_after(2_000_000 + 12_345 * cuts)
+            opened = cuts + 1
+            await client.wait(lambda _, n=opened: client.opened == n and client.size > 4096, WITHIN)
+            client.retry = 0.01
+            await client.wait(lambda _: client._budget is None or has_ended(client), WITHIN)
+            cuts += 1
+        for event in client.events:
+            if event["event"] == "message":
+                record = json.loads(event["data"])
+                tp = TopicPartition(record["topic"], record["partition"])
+                assert record["offset"] == places.get(tp, 0)
+                places[tp] = record["offset"] + 1
+                got.append(record["value"].encode())
+    assert cuts > 10
+    assert len(places) == 12
+    assert len(got) == len(text.lines)
+    assert digest_of(got).unordered == said[4] == text.digest.unordered
