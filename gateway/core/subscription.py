@@ -72,6 +72,7 @@ class Subscription:
         self._backlog: dict[TopicPartition, deque[Entry]] = {}
         self._backlog_bytes = 0
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
+        self._skipped: set[TopicPartition] = set()
         self._key: CohortKey | None = None
         self._turns: deque[TopicPartition] = deque()
         self.more = False
@@ -104,6 +105,7 @@ class Subscription:
         if self.ended:
             return b""
         self._out, self._left, self._writer = [], budget, None
+        self._skip()
         self._tell()
         self._ride()
         if self.cursor == self.channel.head and not self.ended:
@@ -172,11 +174,8 @@ class Subscription:
             if place.pending:
                 place = tail.logs[tp].origin or place
             self._put(tp, place)
-            if self.slow is not SlowClient.SKIP or place.lineage != now.lineage:
-                continue  # where the log itself went back, that is what is told
-            if place.offset is not None and now.offset is not None:
-                gap = Gap(tp, place.offset, now.offset, now.epoch, Reason.SKIPPED)
-                self._told.append((tp, now, gap))
+            if self.slow is SlowClient.SKIP:
+                self._skipped.add(tp)
 
     # riding
 
@@ -220,6 +219,18 @@ class Subscription:
         return writer
 
     # reading alone
+
+    def _skip(self) -> None:
+        """It reads again: what it fell behind with is left out up to here, not to where it
+        fell, or it would only fall again."""
+        skipped, self._skipped = self._skipped, set()
+        for tp in sorted(skipped & self.own.keys()):
+            place, now = self.own[tp], self.channel.tail.position[tp]
+            if place.lineage != now.lineage:
+                continue  # where the log itself went back, that is what is told
+            if place.offset is not None and now.offset is not None and place.offset < now.offset:
+                gap = Gap(tp, place.offset, now.offset, now.epoch, Reason.SKIPPED)
+                self._told.append((tp, now, gap))
 
     def _tell(self) -> None:
         """Gaps found out about a place. One id for all: it holds nothing that was not told."""

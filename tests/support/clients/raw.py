@@ -44,7 +44,7 @@ class RawClient(SseClient):
     ) -> None:
         super().__init__(url, last_event_id=last_event_id, headers=headers)
         self.responses: list[Response] = []
-        self.wire = b""
+        self._wire = bytearray()
         self.size = 0
         self.retry = retry
         self._id = last_event_id
@@ -55,6 +55,10 @@ class RawClient(SseClient):
         self._reading.set()
         self._running: asyncio.Task[None] | None = None
         self._connection: asyncio.Task[None] | None = None
+
+    @property
+    def wire(self) -> bytes:
+        return bytes(self._wire)
 
     @property
     def last_event_id(self) -> str:
@@ -121,7 +125,7 @@ class RawClient(SseClient):
             sock.setblocking(False)
             if self._receive_buffer is not None:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
-            self.size, self.wire = 0, b""
+            self.size, self._wire = 0, bytearray()
             try:
                 await loop.sock_connect(sock, (self._parts.hostname, self._parts.port or 80))
                 await loop.sock_sendall(sock, self._request())
@@ -148,7 +152,7 @@ class RawClient(SseClient):
             data = body.feed(piece)
             if body.response is not None and not self._accepted(body):
                 return
-            self.wire += data
+            self._wire += data
             for event in parser.feed(data):
                 told = Event(event=event.type, id=event.last_event_id, data=event.data)
                 self.events.append(told)

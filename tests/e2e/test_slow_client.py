@@ -1,0 +1,245 @@
+"""A client that stops reading costs itself alone: neither the others' time nor memory.
+
+Several MB more flow than the kernel's buffers and the channel's ring hold, so the slow ones
+fall out of the ring; then each gets what its route's `slowClient` promises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from support.brokers import Broker
+from support.clients.hasty import Hasty
+from support.gateways import Gateway, config_for, running_gateway
+from support.heard import GapEvent, gaps
+from support.oracle import Oracle, Position
+from support.until import until
+
+from gateway.core.record import TopicPartition
+
+STALL = 30.0  # s
+OTHERS = 49
+RATE = 40  # records/s
+SIZE = 12_000  # bytes; 14 MB in a stall
+PARTITIONS = 12
+WITHIN = 60.0  # s
+IMPATIENT = """
+from gateway.web.transport import GatewayProtocol
+GatewayProtocol.USER_TIMEOUT = 3.0
+from gateway.cli import main
+main()
+"""
+
+
+class Reader(asyncio.Protocol):
+    """Reads on and on, and notes how old each record is when it comes: seconds, by the time
+    of its arrival."""
+
+    def __init__(self, request: bytes) -> None:
+        self.latencies: list[tuple[float, float]] = []
+        self.begun = False
+        self.lost = False
+        self._request = request
+        self._rest = b""
+
+    @classmethod
+    async def start(cls, url: str) -> Reader:
+        parts = urlsplit(url)
+        head = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\n\r\n".encode()
+        loop = asyncio.get_running_loop()
+        _, reader = await loop.create_connection(lambda: cls(head), parts.hostname, parts.port)
+        return reader
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+        transport.write(self._request)  # type: ignore[attr-defined]
+
+    def data_received(self, data: bytes) -> None:
+        at, wall = time.monotonic(), time.time()
+        text = self._rest + data
+        self.begun = self.begun or b"event: begin" in text
+        last = 0
+        for found in re.finditer(rb'"timestamp":(\d+),', text):
+            self.latencies.append((at, wall - int(found[1]) / 1000))
+            last = found.end()
+        self._rest = text[max(last, len(text) - 40) :]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+
+
+def latencies(readers: list[Reader], since: float, until: float) -> list[float]:
+    return [each for r in readers for at, each in r.latencies if since <= at < until]
+
+
+def shown(values: list[float]) -> str:
+    if len(values) < 2:
+        return "nothing"
+    cuts = statistics.quantiles(values, n=100)
+    p50, p90, p99 = (1000 * cuts[n - 1] for n in (50, 90, 99))
+    return f"p50 {p50:.1f} p90 {p90:.1f} p99 {p99:.1f} max {1000 * max(values):.0f} ms"
+
+
+def route(topic: str, policy: str) -> dict[str, Any]:
+    target = {"topic": topic, "format": "envelope", "slowClient": policy}
+    return {"when": [{"path": f"/{policy}"}], "with": target}
+
+
+def unique(serial: int) -> bytes:
+    return str(serial).encode()
+
+
+async def flow(oracle: Oracle, topic: str, ends: float) -> None:
+    """Records at an even rate, over all partitions."""
+    due = time.monotonic()
+    while due < ends:
+        await oracle.produce(topic, 1, key=unique, fields={"pad": "x" * SIZE})
+        due += 1 / RATE
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+
+
+def told(client: Hasty) -> list[GapEvent]:
+    return [gap for e in client.events if e["event"] == "gap" for gap in gaps(e["data"])]
+
+
+async def whole(oracle: Oracle, client: Hasty, count: int, start: Position) -> None:
+    """It has so many records, the right ones."""
+    with contextlib.suppress(TimeoutError):  # the oracle says better what is missing
+        await client.wait(lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN)
+    oracle.check_events(client.events, start=start)
+
+
+@asynccontextmanager
+async def readers(url: str, count: int) -> AsyncIterator[list[Reader]]:
+    started: list[Reader] = []
+    try:
+        for _ in range(count):
+            started.append(await Reader.start(url))
+        await until(lambda: all(reader.begun for reader in started), "all streams", WITHIN)
+        yield started
+    finally:
+        for reader in started:
+            reader.transport.close()
+
+
+async def watch_memory(gateway: Gateway, seen: list[int]) -> None:
+    while True:
+        seen.append(gateway.memory)
+        await asyncio.sleep(0.5)
+
+
+@pytest.mark.timeout(180)
+async def test_clients_that_stop_reading_for_half_a_minute_harm_nobody_and_lose_nothing(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    name = topic(partitions=PARTITIONS)
+    policies = ("catchUp", "skip", "disconnect")
+    made = {"name": name, "cache": {"bytes": "512KiB"}}
+    config = config_for(kafka.servers, [made], [route(name, policy) for policy in policies])
+    start = {TopicPartition(name, p): 0 for p in range(PARTITIONS)}
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        gateway = await stack.enter_async_context(running_gateway(config))
+        base = gateway.base_url
+        others = await stack.enter_async_context(readers(f"{base}/catchUp", OTHERS))
+        slow = {policy: Hasty(f"{base}/{policy}", receive_buffer=16_384) for policy in policies}
+        for client in slow.values():
+            await stack.enter_async_context(client)
+            await client.wait(1, WITHIN)
+        memory: list[int] = []
+        watching = asyncio.create_task(watch_memory(gateway, memory))
+        stack.callback(watching.cancel)
+
+        calm = time.monotonic()
+        await flow(oracle, name, calm + 6.0)
+        for client in slow.values():
+            client.hold()
+        stalled, before, cpu = time.monotonic(), max(memory), gateway.cpu_seconds
+        await flow(oracle, name, stalled + STALL)
+        released, during, cpu = time.monotonic(), max(memory), gateway.cpu_seconds - cpu
+        had = {policy: len(client.events) for policy, client in slow.items()}
+        for client in slow.values():
+            client.release()
+        await flow(oracle, name, released + 3.0)
+        count = len(oracle.acknowledged())
+
+        await until(lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN)
+        for policy in ("catchUp", "disconnect"):
+            await whole(oracle, slow[policy], count, start)
+            assert not told(slow[policy])
+        caught_up = time.monotonic() - released
+        skipping = slow["skip"]
+        skipped = sum(gap.end - gap.start for gap in told(skipping))
+        await whole(oracle, skipping, count - skipped, start)
+
+        quiet = latencies(others, calm + 1.0, stalled)
+        busy = latencies(others, stalled, released)
+        after = latencies(others, released, released + 3.0)
+        print(f"\n{count} records of {SIZE} bytes; slow had {had}")
+        print(f"49 others before      : {shown(quiet)}")
+        print(f"49 others in the stall: {shown(busy)}")
+        print(f"49 others at release  : {shown(after)}")
+        print(
+            f"memory: {before >> 20} MB before, {during >> 20} in it, {max(memory) >> 20} at most"
+        )
+        print(f"cpu {cpu / STALL:.0%} in the stall; all slow ones whole {caught_up:.1f} s after")
+        print(f"skip: {skipped} records in {len(told(skipping))} gaps")
+        ends = [json.loads(e["data"]) for e in slow["disconnect"].events if e["event"] == "end"]
+        print(f"disconnect: {ends}, opened {slow['disconnect'].opened}")
+        assert not any(reader.lost for reader in others)
+        assert statistics.median(busy) < 3 * statistics.median(quiet) + 0.05
+        assert during < before + (48 << 20)
+        assert slow["catchUp"].opened == slow["skip"].opened == 1
+        assert {gap.reason for gap in told(skipping)} == {"skipped"}
+        assert len(told(skipping)) == PARTITIONS
+        assert skipped > RATE * STALL / 3, "it was not led to the live end"
+        assert ends == [{"reason": "slow"}]
+        assert slow["disconnect"].opened == 2
+
+
+async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    """By TCP_USER_TIMEOUT: 60 s, here 3 s."""
+    name = topic(partitions=PARTITIONS)
+    config = config_for(kafka.servers, [name], [route(name, "catchUp")])
+    command = (sys.executable, "-c", IMPATIENT, "run", "-c")
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        gateway = await stack.enter_async_context(running_gateway(config, command=command))
+        url = f"{gateway.base_url}/catchUp"
+        others = await stack.enter_async_context(readers(url, 5))
+        files = gateway.open_files
+        never = Hasty(url, receive_buffer=16_384)
+        await stack.enter_async_context(never)
+        await never.wait(1, WITHIN)
+        never.hold()
+        assert gateway.open_files > files
+        began = time.monotonic()
+        for _ in range(10):
+            await oracle.produce(name, 80, key=unique, fields={"pad": "x" * SIZE})
+        while gateway.open_files > files and time.monotonic() < began + WITHIN:
+            await flow(oracle, name, time.monotonic() + 0.2)
+        taken = time.monotonic() - began
+        print(f"cut after {taken:.1f} s")
+        assert gateway.open_files == files
+        assert taken > 2.0
+        count = len(oracle.acknowledged())
+        await until(lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN)
+        assert not any(reader.lost for reader in others)
+        never.release()
+        start = {TopicPartition(name, p): 0 for p in range(PARTITIONS)}
+        await whole(oracle, never, count, start)
+        assert never.opened == 2
+        assert "Traceback" not in gateway.log, gateway.tail()
