@@ -131,6 +131,17 @@ class Fetcher:
         except KafkaError as exc:
             log.debug("metadata refresh failed: %s", exc)
 
+    def lane(self, node: int) -> None:
+        """Let fetches go to a broker; nothing if they do already."""
+        if node in self._lanes:
+            return
+        main = Lane(self, node, self._role)
+        self._lanes[node] = [main]
+        if self._role is Role.TAIL:
+            self._lanes[node].append(Lane(self, node, Role.FRESH, main))
+        for lane in self._lanes[node]:
+            self._spawn(lane.run())
+
     # metadata
 
     def _changed(self, change: Change) -> None:
@@ -158,20 +169,10 @@ class Fetcher:
             leader = known.leader if known.leader >= 0 else None
             self.hand(job, reading.on_leader(leader, known.leader_epoch, now))
             if leader is not None:
-                self._lane(leader)
+                self.lane(leader)
         if before != (reading.leader, reading.leader_epoch, job.topic_id):
             job.flight = job.replica = None
             self.arrived(job)
-
-    def _lane(self, node: int) -> None:
-        if node in self._lanes:
-            return
-        main = Lane(self, node, self._role)
-        self._lanes[node] = [main]
-        if self._role is Role.TAIL:
-            self._lanes[node].append(Lane(self, node, Role.FRESH, main))
-        for lane in self._lanes[node]:
-            self._spawn(lane.run())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)

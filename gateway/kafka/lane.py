@@ -194,6 +194,7 @@ class Lane:
             return
         if fetched.preferred_replica not in (-1, self._node):
             job.replica, job.replica_until = fetched.preferred_replica, now + REPLICA_FOR
+            self._fetcher.lane(job.replica)  # it may lead nothing that is read here
             self._fetcher.kick()
             return
         assert job.want is not None

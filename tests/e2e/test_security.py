@@ -1,0 +1,267 @@
+"""What stands between the gateway and its brokers: TLS, SASL, codecs, racks."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import httpx
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from support.admin import Admin
+from support.brokers import Broker
+from support.certificates import Authority
+from support.clients.raw import RawClient
+from support.gateways import config_for, running_gateway
+from support.needs import absent
+from support.oracle import Oracle
+from support.proxy import Api, KafkaProxy
+from support.served import served
+
+from gateway.core.record import TopicPartition
+from gateway.errors import LocalBrokerError
+from gateway.kafka.local import LocalKafka, Security
+from gateway.kafka.local.node import Node
+
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+TOPIC = "guarded"
+READERS = ("User:carol", "User:CN=client")
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def secured(authority: Authority) -> Iterator[LocalKafka]:
+    """A broker with every listener; `READERS` may read the topic, and who shows nothing."""
+    security = Security(
+        users={"carol": "pw", "mallory": "pw"},
+        mechanisms=MECHANISMS,
+        certificate=authority.signed("broker"),
+        authority=authority.path,
+        client_auth="requested",
+        acl=True,
+    )
+    kafka = LocalKafka(security=security)
+    try:
+        kafka.start()
+    except LocalBrokerError as error:
+        absent(str(error))
+    try:
+        admin = Admin(kafka.bootstrap)
+        admin.create_topic(TOPIC, 3)
+        for granted in admin.client.create_acls([may_read(who) for who in READERS]).values():
+            granted.result(30)
+        yield kafka
+    finally:
+        kafka.close()
+
+
+def may_read(principal: str) -> AclBinding:
+    pattern = (ResourceType.TOPIC, TOPIC, ResourcePatternType.LITERAL)
+    return AclBinding(*pattern, principal, "*", AclOperation.READ, AclPermissionType.ALLOW)
+
+
+def jwt(**claims: Any) -> str:
+    """An unsecured one, RFC 7519 6."""
+    claims = {"sub": "carol", "iat": time.time() - 10, "exp": time.time() + 600} | claims
+    parts = (
+        base64.urlsafe_b64encode(json.dumps(part).encode()) for part in ({"alg": "none"}, claims)
+    )
+    return ".".join(part.decode().rstrip("=") for part in parts) + "."
+
+
+def configured(kafka: LocalKafka, listener: str, **security: Any) -> dict[str, Any]:
+    servers = ",".join(kafka.listener(listener))
+    return config_for(servers, [TOPIC], kafka={"security": security})
+
+
+async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
+    """A gateway with these credentials streams what is written, live and from before."""
+    async with (
+        Oracle(",".join(kafka.bootstrap)) as oracle,
+        running_gateway(configured(kafka, listener, **security)) as gateway,
+        RawClient(f"{gateway.base_url}/records/{TOPIC}") as client,
+    ):
+        await client.wait(1)
+        await oracle.produce(TOPIC, 10)
+        await client.wait(lambda events: sum(e["event"] == "message" for e in events) == 10)
+        oracle.check_events(client.events)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            url = f"{gateway.base_url}/records/{TOPIC}?from=earliest&until=latest"
+            told = (await http.get(url)).text
+            assert all((acked.value or b"").decode()[1:-1].replace('"', '\\"') in told
+                       for acked in oracle.acknowledged())  # fmt: skip
+
+
+@pytest.mark.parametrize("mechanism", ["plain", "scram-sha-256", "scram-sha-512"])
+async def test_it_reads_with_a_password(secured: LocalKafka, mechanism: str):
+    sasl = {"mechanism": mechanism, "username": "carol", "password": "pw"}
+    await reads(secured, "SASL", sasl=sasl)
+
+
+async def test_it_reads_through_tls_and_with_a_password_in_it(
+    secured: LocalKafka, authority: Authority
+):
+    tls = {"ca": str(authority.path)}
+    sasl = {"mechanism": "scram-sha-512", "username": "carol", "password": "pw"}
+    await reads(secured, "TLS", tls=tls)
+    await reads(secured, "SASL_TLS", tls=tls, sasl=sasl)
+
+
+async def test_it_reads_as_who_its_certificate_says(secured: LocalKafka, authority: Authority):
+    """The broker takes the name for its own rules: another one may not read."""
+    mine = {"ca": str(authority.path)}
+    for name, allowed in {"client": True, "stranger": False}.items():
+        pem = str(authority.signed(name))
+        tls = {**mine, "certificate": pem, "key": pem}
+        if allowed:
+            await reads(secured, "TLS", tls=tls)
+        else:
+            await denied(configured(secured, "TLS", tls=tls))
+
+
+async def test_who_may_not_read_is_told(secured: LocalKafka):
+    sasl = {"mechanism": "plain", "username": "mallory", "password": "pw"}
+    await denied(configured(secured, "SASL", sasl=sasl))
+
+
+async def denied(config: Mapping[str, Any]) -> None:
+    async with running_gateway(config) as gateway, httpx.AsyncClient(trust_env=False) as http:
+        answer = await http.get(f"{gateway.base_url}/events/{TOPIC}")
+        assert answer.status_code == 403, answer.text
+        assert answer.json()["topic"] == TOPIC
+
+
+async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka):
+    sasl = {"mechanism": "plain", "username": "carol", "password": "guessed"}
+    config = configured(secured, "SASL", sasl=sasl)
+    async with (
+        running_gateway(config, ready=False) as gateway,
+        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
+    ):
+        told = ""
+        async with asyncio.timeout(30):
+            while "uthentication" not in told:
+                answer = await http.get("/health/ready")
+                assert answer.status_code == 503
+                told = answer.text
+                await asyncio.sleep(0.05)
+        stream = await http.get(f"/events/{TOPIC}", timeout=30)
+        assert stream.status_code == 503
+        assert "guessed" not in told + stream.text + gateway.log
+
+
+async def test_it_reads_with_a_bearer_token_from_a_file(secured: LocalKafka, tmp_path: Path):
+    file = tmp_path / "token"
+    file.write_text(jwt())
+    await reads(secured, "SASL", sasl={"mechanism": "oauthbearer", "tokenFile": str(file)})
+
+
+async def test_it_reads_with_a_bearer_token_that_is_issued_to_it(secured: LocalKafka):
+    asked: list[tuple[str, dict[str, list[str]]]] = []
+
+    async def issue(request: Request) -> JSONResponse:
+        form = parse_qs((await request.body()).decode())
+        asked.append((request.headers["authorization"], form))
+        token = {"access_token": jwt(), "token_type": "Bearer", "expires_in": 600}
+        return JSONResponse(token)
+
+    async with served(Starlette(routes=[Route("/token", issue, methods=["POST"])])) as issuer:
+        sasl = {
+            "mechanism": "oauthbearer",
+            "tokenUrl": f"{issuer}/token",
+            "clientId": "gateway",
+            "clientSecret": "s3cret",
+            "scope": "kafka",
+        }
+        await reads(secured, "SASL", sasl=sasl)
+    assert asked[0][0] == "Basic " + base64.b64encode(b"gateway:s3cret").decode()
+    assert asked[0][1] == {"grant_type": ["client_credentials"], "scope": ["kafka"]}
+    assert len(asked) == 1, "kept for all connections while it is valid"
+
+
+async def test_every_codec_of_the_producers_is_read(kafka: Broker):
+    codecs = (None, "gzip", "snappy", "lz4", "zstd")
+    name = kafka.topic(partitions=2)
+    async with KafkaProxy.around(kafka.servers) as network:
+        config = config_for(network.bootstrap, [name], name="codecs")
+        async with (
+            running_gateway(config) as gateway,
+            RawClient(f"{gateway.base_url}/records/{name}") as client,
+        ):
+            await client.wait(1)
+            seen: list[bytes] = []
+            for codec in codecs:
+                async with Oracle(kafka.servers, compression_type=codec, linger_ms=20) as oracle:
+                    await oracle.produce(name, 40, fields={"padding": "x" * 300})
+                    seen += [acked.value or b"" for acked in oracle.acknowledged()]
+            await client.wait(lambda events: len(events) >= len(seen) + 1)
+            got = [e for e in client.events if e["event"] == "message"]
+            assert sorted(json.loads(e["data"])["value"].encode() for e in got) == sorted(seen)
+        names = {each.client_id for each in network.requests(Api.FETCH)}
+        assert names == {"gateway-codecs"}
+
+
+class Racks(LocalKafka):
+    """Node N is in rack-N."""
+
+    def _properties_of(self, node: Node) -> dict[str, str]:
+        return {**super()._properties_of(node), "broker.rack": f"rack-{node.id}"}
+
+
+@asynccontextmanager
+async def three_racks() -> Any:
+    selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+    try:
+        async with Racks(3, properties={"replica.selector.class": selector}) as kafka:
+            yield kafka
+    except LocalBrokerError as error:
+        absent(str(error))
+
+
+async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it():
+    """KIP-392: the leader names the replica of the gateway's rack, which then is asked."""
+    async with three_racks() as kafka:
+        servers = ",".join(kafka.bootstrap)
+        admin = Admin(kafka.bootstrap)
+        admin.create_topic("spread", assignment=[[1, 2, 3], [2, 1, 3]])
+        admin.wait_in_sync()
+        async with Oracle(servers) as oracle, KafkaProxy.around(servers) as network:
+            config = config_for(network.bootstrap, ["spread"], kafka={"rack": "rack-3"})
+            async with (
+                running_gateway(config) as gateway,
+                RawClient(f"{gateway.base_url}/records/spread") as client,
+            ):
+                await client.wait(1)
+                await oracle.produce("spread", 20)
+                await client.wait(21)
+                before = {node: network[node].to_client for node in (1, 2, 3)}
+                padding = {"padding": "x" * 5000}
+                await oracle.produce("spread", 100, fields=padding)
+                await client.wait(121)
+                oracle.check_events(
+                    client.events, start={TopicPartition("spread", n): 0 for n in (0, 1)}
+                )
+            came = {node: network[node].to_client - before[node] for node in (1, 2, 3)}
+            assert came[3] > 400_000, came
+            assert came[1] + came[2] < 100_000, came
