@@ -8,11 +8,12 @@ not to arrive where the client's own last slot was means that the log went back 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
 from support.sse import Event
 
+from gateway.core.record import Ready
 from gateway.core.token import decode
 
-from gateway.core.record import Ready
 from .simulation import Kafka, Partition, Slot
 
 
@@ -265,4 +266,3 @@ def _has(slot: Slot | None, wanted: Slot) -> bool:
     while slot is not None and slot.offset > wanted.offset:
         slot = slot.prev
     return slot is wanted
-

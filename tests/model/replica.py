@@ -23,7 +23,7 @@ from gateway.core.reading import (
 )
 from gateway.core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
 from gateway.core.recovery import Backoff, Cause
-from gateway.core.subscription import SlowClient, Subscription
+from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.core.token import decode
 

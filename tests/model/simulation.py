@@ -261,9 +261,7 @@ class Kafka:
         self.publish()
 
     def add_partition(self) -> None:
-        self.partitions.append(
-            Partition(TopicPartition(TOPIC, len(self.partitions)), self.life)
-        )
+        self.partitions.append(Partition(TopicPartition(TOPIC, len(self.partitions)), self.life))
         self.publish()
 
     def _create(self, partitions: int) -> None:

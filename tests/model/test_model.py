@@ -1,0 +1,45 @@
+"""The product's promise, over everything that can happen (see `machine` and `oracle`).
+
+`make model` runs it for an hour; GATEWAY_MODEL_SECONDS says for how long.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from model.running import any_seed, run
+
+SECONDS = float(os.environ.get("GATEWAY_MODEL_SECONDS", "0"))
+
+
+def say(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    with capsys.disabled():
+        print(f"\n{line}", end=" ", flush=True)
+
+
+@pytest.mark.timeout(300)
+def test_every_record_comes_once_and_in_order_or_a_gap_says_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+):
+    steps = run(600)
+    number = any_seed()
+    try:
+        steps += run(100, number=number)
+    except BaseException:
+        say(capsys, f"model: seed {number}")
+        raise
+    say(capsys, f"model: {steps} steps clean")
+    assert steps > 40_000
+
+
+@pytest.mark.skipif(not SECONDS, reason="GATEWAY_MODEL_SECONDS is not set; make model sets it")
+@pytest.mark.timeout(SECONDS + 600)
+def test_the_same_holds_for_as_long_as_one_likes(capsys: pytest.CaptureFixture[str]):
+    began, steps, number = time.monotonic(), 0, any_seed()
+    while (spent := time.monotonic() - began) < SECONDS:
+        say(capsys, f"model: {steps} steps clean in {spent:.0f} s; next seed {number}")
+        steps += run(200, number=number)
+        number += 1
+    say(capsys, f"model: {steps} steps clean")

@@ -1,0 +1,171 @@
+"""Bugs that were planted: a model that does not find them proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+from model.oracle import Wrong
+from model.running import run
+
+from gateway.core import reading
+from gateway.core.log import Log
+from gateway.core.position import Place
+from gateway.core.reading import Fetched, Reading
+from gateway.core.record import Entry, Gap, Reason, Record, TopicPartition
+from gateway.core.subscription import Subscription
+
+RUNS = 400
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+planted: list[Plant] = []
+
+
+def plant(bug: Plant) -> Plant:
+    planted.append(bug)
+    return bug
+
+
+@plant
+def the_id_comes_before_the_data(patch: pytest.MonkeyPatch) -> None:
+    take = Subscription.take
+
+    def early(self: Subscription, budget: int) -> bytes:
+        blocks = take(self, budget).split(b"\n\n")
+        return b"\n\n".join(map(_id_first, blocks))
+
+    patch.setattr(Subscription, "take", early)
+
+
+def _id_first(block: bytes) -> bytes:
+    lines = block.split(b"\n")
+    return b"\n".join(sorted(lines, key=lambda line: not line.startswith(b"id:")))
+
+
+def _joins(patch: pytest.MonkeyPatch, off: int) -> None:
+    join = Subscription._join
+
+    def unequal(self: Subscription, tp: TopicPartition, log: Log) -> bool:
+        offset = self.own[tp].offset
+        if not self.alone and None not in (offset, log.next) and offset == log.next + off:
+            self.own[tp] = self.own[tp]._replace(offset=log.next)
+        return join(self, tp, log)
+
+    patch.setattr(Subscription, "_join", unequal)
+
+
+@plant
+def it_joins_the_ride_one_record_early(patch: pytest.MonkeyPatch) -> None:
+    _joins(patch, -1)
+
+
+@plant
+def it_joins_the_ride_one_record_late(patch: pytest.MonkeyPatch) -> None:
+    _joins(patch, +1)
+
+
+@plant
+def a_jump_of_offsets_is_told_as_a_gap(patch: pytest.MonkeyPatch) -> None:
+    on_fetched = Reading.on_fetched
+
+    def guessing(self: Reading, fetched: Fetched, now: float) -> list[Entry]:
+        at = self.place.offset
+        out: list[Entry] = []
+        for entry in on_fetched(self, fetched, now):
+            if type(entry) is Record and at is not None and entry.offset > at:
+                out.append(Gap(entry.tp, at, entry.offset, entry.epoch, Reason.RETENTION))
+            at = entry.next
+            out.append(entry)
+        return out
+
+    patch.setattr(Reading, "on_fetched", guessing)
+
+
+@plant
+def a_place_counts_before_its_gap_was_told(patch: pytest.MonkeyPatch) -> None:
+    verified = Subscription.verified
+
+    def hasty(self: Subscription, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
+        verified(self, tp, place, gap)
+        self._put(tp, place)
+
+    patch.setattr(Subscription, "verified", hasty)
+
+
+@plant
+def an_answer_for_another_place_is_taken(patch: pytest.MonkeyPatch) -> None:
+    feed = Subscription.feed
+
+    def careless(
+        self: Subscription, tp: TopicPartition, place: Place, entries: Iterable[Entry]
+    ) -> None:
+        feed(self, tp, self.own.get(tp, place), entries)
+
+    patch.setattr(Subscription, "feed", careless)
+
+
+@plant
+def a_live_start_takes_any_end_it_is_told(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(reading, "FRESH_END", 1e9)
+
+
+@plant
+def a_place_of_a_log_that_went_back_stays(patch: pytest.MonkeyPatch) -> None:
+    def stays(self: Log, place: Place) -> tuple[Gap | None, Place]:
+        return None, place._replace(lineage=self.lineage)
+
+    patch.setattr(Log, "rebase", stays)
+
+
+@plant
+def a_token_is_believed_before_the_shared_read_knows_the_leader(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    def any_time(self: Reading, epoch: int) -> bool:
+        return self.leader is not None
+
+    patch.setattr(Reading, "stands_on", any_time)
+
+
+@plant
+def a_private_read_is_believed_whatever_the_log_says(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Log, "admits", lambda self, entry: True)
+
+
+@plant
+def a_client_ahead_does_not_notice_that_the_log_was_cut(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Log, "parted", lambda self, place: (None, True))
+
+
+@plant
+def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> None:
+    fall = Subscription.fall
+
+    def forgetful(self: Subscription, position: Any) -> None:
+        fall(self, dict(self.channel.tail.position))
+
+    patch.setattr(Subscription, "fall", forgetful)
+
+
+@plant
+def what_was_read_before_a_gap_comes_after_it(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Subscription, "_drop_backlog", lambda self, tp: None)
+
+
+@pytest.mark.parametrize("bug", planted, ids=lambda bug: bug.__name__)
+def test_the_model_finds_it(bug: Plant, monkeypatch: pytest.MonkeyPatch):
+    bug(monkeypatch)
+    with pytest.raises((Wrong, AssertionError, KeyError)):
+        run(RUNS, shrink=False)
+
+
+def test_what_is_found_is_told_as_a_short_story(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    it_joins_the_ride_one_record_early(monkeypatch)
+    with pytest.raises(Wrong) as found:
+        run(RUNS)
+    story = "\n".join(getattr(found.value, "__notes__", [])) + capsys.readouterr().out
+    assert "state.kafka(a=" in story
+    assert story.count("state.") < 25
