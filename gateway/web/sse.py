@@ -9,7 +9,7 @@ from typing import Any
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import AppStatus
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ..hub.encoder import control
 from ..wire import sse
@@ -40,6 +40,11 @@ class StreamResponse(EventSourceResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._close()
+
+    async def _send_with_timeout(self, send: Send, message: Message) -> None:
+        """Without the cancel scope around each send, for a timeout that is never set here: 0.6 us
+        of overhead instead of 3.6."""
+        await send(message)
 
 
 def unavailable(reason: str) -> Response:
