@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gateway.kafka.produce import Produced
 
 FAILURE, CONFIG, INTERRUPTED = 1, 78, 130
+ROOMS = ("kafka", "hub", "web")
 
 File = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help="YAML.")
@@ -90,7 +91,9 @@ def run(
     config: File,
     debug: Annotated[
         list[str] | None,
-        typer.Option(metavar="ROOM", help="Log in detail what a room does; may be repeated."),
+        typer.Option(
+            metavar="ROOM", help=f"Log in detail what one does ({', '.join(ROOMS)}); repeatable."
+        ),
     ] = None,
 ) -> None:
     """Serve the routes of a configuration until SIGTERM or ^C.
@@ -102,6 +105,11 @@ def run(
     from gateway.config import load
     from gateway.web.server import serve
 
+    for room in debug or ():
+        if room not in ROOMS:
+            raise typer.BadParameter(
+                f"'{room}' is none of {', '.join(ROOMS)}", param_hint="--debug"
+            )
     serve(load(config), debug=set(debug or ()))
 
 

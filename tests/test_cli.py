@@ -120,6 +120,7 @@ def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
         ["nonsense"],
         ["run"],
         ["run", "-c", "no-such.yaml"],
+        ["run", "-c", __file__, "--debug", "kafak"],
         ["check"],
         ["check", "no-such.yaml"],
         ["demo", "--port", "70000"],
