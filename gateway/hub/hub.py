@@ -193,8 +193,7 @@ class Hub:
             )
 
     async def _open_topic(self, name: str) -> None:
-        await self.cluster.describe(name)
-        self.cluster.metadata.watch(name)
+        self.cluster.metadata.watch(name, await self.cluster.describe(name))
         while self.cluster.topic(name) is None:
             await self.cluster.metadata.refresh(f"{name} is new here")
         await self._probe(name)

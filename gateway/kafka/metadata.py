@@ -109,11 +109,18 @@ class Metadata:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def watch(self, topic: str) -> None:
-        """Keep a topic up to date; its first answer comes soon, as a change."""
-        if topic not in self._watched:
-            self._watched.add(topic)
-            self._wake.set()
+    def watch(self, topic: str, described: TopicAnswer | None = None) -> None:
+        """Keep a topic up to date; its first answer comes soon, as a change.
+
+        described: what `describe` has just said of it. It is known at once then: the next refresh
+        may be 250 ms away, when topics are opened one after the other.
+        """
+        if topic in self._watched:
+            return
+        self._watched.add(topic)
+        self._wake.set()
+        if described is not None:
+            self._merge(described, node=-1)
 
     def unwatch(self, topic: str) -> None:
         self._watched.discard(topic)

@@ -87,6 +87,20 @@ async def test_a_watched_topic_has_leaders_after_a_refresh():
     await metadata.close()
 
 
+async def test_what_was_described_is_known_as_soon_as_it_is_watched():
+    """Topics opened one after the other had their clients wait for a refresh each, and refreshes
+    are up to 250 ms apart: BEGIN on a cold topic took 250 ms (median), 12 partitions or 500."""
+    kafka = Kafka(b1=orders(leader=1, epoch=4))
+    metadata = Metadata(kafka, [("127.0.0.1", 9000)])  # type: ignore[arg-type]
+    changes: list[Change] = []
+    metadata.listen(changes.append)
+    metadata.watch("orders", await metadata.describe("orders"))
+    assert metadata.leader(TopicPartition("orders", 0)) == (1, 4)
+    assert [change.added for change in changes] == [(0,)]
+    assert len(kafka.asked) == 1
+    await metadata.close()
+
+
 async def test_all_who_ask_at_once_share_one_request():
     kafka = Kafka(b1=orders())
     metadata, _ = watching(kafka)
