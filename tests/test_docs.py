@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import re
 import shlex
@@ -20,11 +21,13 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config import loads, schema
+from gateway.core import channel, tail
 from gateway.core.record import Fault, Gap, Ready, Reason, TopicPartition
 from gateway.core.token import decode
-from gateway.hub import encoder
+from gateway.hub import encoder, hub
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web.demo import CONFIG
+from gateway.web.transport import GatewayProtocol
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -40,6 +43,10 @@ TP = TopicPartition("orders", 0)
 
 def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
+
+
+def ring() -> object:
+    return inspect.signature(channel.Channel).parameters["max_bytes"].default
 
 
 def fenced(text: str, language: str = "") -> list[str]:
@@ -322,6 +329,23 @@ def test_the_sizes_of_ids_are_what_is_said():
     assert length(500, 10**6) >= 2000 and length(500, 10**10) <= 3100
     assert length(2000, 10**6) >= 8000 and length(2000, 10**10) <= 12_100
     assert length(12, 10**6) >= 80 and length(12, 10**10) <= 120
+
+
+@pytest.mark.parametrize(
+    ("said", "is_so"),
+    [
+        ("until a minute after the last has left", hub.LINGER == 60),
+        ("above 512 `begin` says `resume: batch`", tail.EXACT_TOKEN == 512),
+        ("every 64 KB or quarter of a second", (channel.ID_BYTES, hub.SWEEP) == (1 << 16, 0.25)),
+        ("in the gateway's log above 6 KB", hub.LONG_ID == 6 << 10),
+        ("The gateway takes heads of 64 KB", GatewayProtocol.HEAD_BYTES == 1 << 16),
+        ("takes nothing at all for 60 s is cut", GatewayProtocol.USER_TIMEOUT == 60),
+        ("shared chunks (1 MiB a view)", ring() == 1 << 20),
+    ],
+)
+def test_figures_in_running_text_are_those_of_the_code(said: str, is_so: bool):
+    assert said in " ".join(README.split())
+    assert is_so
 
 
 def test_a_fault_is_told_with_the_fields_that_the_table_names():
