@@ -201,7 +201,7 @@ class Reading:
             if start.leaderless and start.epoch != NO_EPOCH:
                 return EpochEnd(start.epoch)
             if self._upto is not None:
-                return ListOffset(start.since - start.skew)
+                return ListOffset(max(0, start.since - start.skew))
         return ListOffset(LATEST)
 
     def _reset(self) -> Todo:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ..core.position import NO_EPOCH, RETIRED, Place
-from ..core.reading import LATEST, Live
+from ..core.reading import LATEST, Live, Since
 from ..core.record import Gap, Reason, TopicPartition
 from ..core.subscription import Subscription
 from ..core.token import Token
@@ -235,16 +235,19 @@ class Client:
             self.subscription.verified(tp, Place(end, NO_EPOCH, lineage), gap)
 
     async def _resolve(self, tp: TopicPartition, place: Place, lineage: int) -> None:
-        since = self.subscription.since or int(time.time())
-        start = Live(
-            since=since * 1000,
+        found = await self._hub.archive.resolve(tp, self._since or self._live(tp, place.epoch))
+        self.subscription.verified(tp, found._replace(lineage=lineage))
+
+    def _live(self, tp: TopicPartition, epoch: int) -> Live:
+        """The connect that a token of old tells of."""
+        since = self.subscription.since
+        return Live(
+            since=(int(time.time()) if since is None else since) * 1000,
             born=0.0,  # long ago: an end asked for now is not the end then
-            epoch=place.epoch,
-            leaderless=place.epoch != NO_EPOCH,
+            epoch=epoch,
+            leaderless=epoch != NO_EPOCH,
             skew=int(self._hub.topic(tp.topic).clock_skew * 1000),
         )
-        found = await self._hub.archive.resolve(tp, start)
-        self.subscription.verified(tp, found._replace(lineage=lineage))
 
     def _compacted(self, tp: TopicPartition, place: Place) -> Gap | None:
         """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""

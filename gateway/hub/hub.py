@@ -7,12 +7,13 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from typing import Any
 
 from ..config import Settings, Topic
 from ..core.channel import Channel
-from ..core.position import NO_EPOCH, Place, Position
-from ..core.reading import EARLIEST, LATEST, Since
+from ..core.position import NO_EPOCH, UNVERIFIED, Place, Position
+from ..core.reading import LATEST, Since
 from ..core.record import TopicPartition
 from ..core.recovery import Cause
 from ..core.subscription import SlowClient, Subscription
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 LINGER = 60.0  # seconds that a topic is read after its last client left
 SWEEP = 0.25
+OTHERS = 0.25  # seconds for which a start by time waits for more partitions than the first
 PROBE = 1.0  # seconds to wait for a broker's word on access
 LONG_ID = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobody raised it
 DENIED = 29
@@ -124,6 +126,7 @@ class Hub:
             lifetime=lifetime,
             refused=refused,
             token=start.token,
+            since=start.since,
         )
         self.clients.add(client)
         return client
@@ -304,8 +307,8 @@ class Hub:
             if resume.is_recreated(token, tail):  # or is it our metadata that is old?
                 await self.cluster.metadata.refresh("a token has another topic id")
             own = resume.places(token, tail)
-        elif start.origin != "live":
-            own = await self._found(tail, start.origin, deadline)
+        elif start.since is not None:
+            own = await self._found(tail, start.since, deadline)
         until = None
         if start.until is not None:
             until = await self._until(tail, start.until, deadline)
@@ -315,23 +318,20 @@ class Hub:
             slow=slow,
             until=until,
             count=start.count,
-            since=token.issued if token else None,
+            since=token.issued if token else _seconds(start.since),
         )
 
-    async def _found(self, tail: Tail, origin: object, deadline: float) -> Position:
-        """Where a start by time is, for the partitions that answer in time. The others start
-        at 0: if those records are gone, that is told."""
-        timestamp = EARLIEST if origin == "earliest" else origin
-        assert isinstance(timestamp, int)
+    async def _found(self, tail: Tail, since: Since, deadline: float) -> Position:
+        """Where a start by time is, for the partitions that answer soon after the first one.
+        The others stay pending: the client looks for them when it has begun."""
         lineages = {tp: log.lineage for tp, log in tail.logs.items()}
 
         async def one(tp: TopicPartition) -> Place:
-            return await self.archive.resolve(tp, Since(timestamp))
+            return await self.archive.resolve(tp, since)
 
-        found = await _all(((tp, one(tp)) for tp in tail.logs), deadline)
-        return {
-            tp: found.get(tp, Place(0, NO_EPOCH))._replace(lineage=lineages[tp]) for tp in tail.logs
-        }
+        found = await _soon(((tp, one(tp)) for tp in tail.logs), deadline)
+        own: Position = dict.fromkeys(tail.logs, Place(None, NO_EPOCH, UNVERIFIED))
+        return own | {tp: at._replace(lineage=lineages[tp]) for tp, at in found.items()}
 
     async def _until(self, tail: Tail, until: object, deadline: float) -> dict[TopicPartition, int]:
         """The offsets at which partitions end."""
@@ -403,13 +403,21 @@ class Hub:
                 each.shrink(int(each.bytes * room / held))
 
 
-async def _all(
-    work: Iterable[tuple[TopicPartition, object]], deadline: float
+async def _soon(
+    work: Iterable[tuple[TopicPartition, Coroutine[Any, Any, Place]]], deadline: float
 ) -> Mapping[TopicPartition, Place]:
-    """Results of those that are done by the deadline."""
-    tasks = {asyncio.ensure_future(one): tp for tp, one in work}  # type: ignore[call-overload]
-    now = asyncio.get_running_loop().time()
-    done, late = await asyncio.wait(tasks, timeout=max(0.0, deadline - now)) if tasks else ((), ())
+    """Results of those that are done by the deadline, and a moment after the first one."""
+    tasks = {asyncio.create_task(one): tp for tp, one in work}
+    left = deadline - asyncio.get_running_loop().time()
+    for how, wait in ((asyncio.FIRST_COMPLETED, left), (asyncio.ALL_COMPLETED, min(left, OTHERS))):
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, wait), return_when=how)
+    late = [task for task in tasks if not task.done()]
     for task in late:
         task.cancel()
-    return {tasks[task]: task.result() for task in done if not task.cancelled()}
+    return {tp: task.result() for task, tp in tasks.items() if task.done()}
+
+
+def _seconds(since: Since | None) -> int | None:
+    """For the ids of a client of which a partition is pending: they hold no better start."""
+    return None if since is None else max(0, since.timestamp) // 1000

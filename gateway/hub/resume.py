@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
+from ..core.reading import EARLIEST, Since
 from ..core.record import TopicPartition
 from ..core.tail import Tail
 from ..core.token import Token, digest
@@ -31,6 +32,13 @@ class Start:
     origin: Literal["live", "earliest"] | int = "live"
     until: Literal["latest"] | int | None = None
     count: int | None = None
+
+    @property
+    def since(self) -> Since | None:
+        """`origin`, if that is where it begins and it is not where the tail stands."""
+        if self.token is not None or self.origin == "live":
+            return None
+        return Since(EARLIEST if self.origin == "earliest" else self.origin)
 
 
 def check(token: Token, cluster: str, topics: tuple[str, ...]) -> None:
