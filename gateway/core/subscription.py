@@ -165,8 +165,7 @@ class Subscription:
         """Fell out of the ring, where its position was this one."""
         tail, self.cursor = self.channel.tail, self.channel.head
         if self.slow is SlowClient.DISCONNECT:
-            self.ended = "slow"
-            return
+            self.ended = "slow"  # its first id may be yet to come: the places are kept
         for tp, place in position.items():
             now = tail.position[tp]
             if tp in self.own or place == now:

@@ -20,25 +20,26 @@ class Client:
         self.subscription: Any = None
         self.parser = Parser()
         self.wire = b""
-        self.connects = 0
+        self.begun = False
 
     @property
     def connected(self) -> bool:
         return self.subscription is not None
 
     def connect(self, replica: Replica) -> None:
-        """Open a stream; BEGIN is on the wire before anything else."""
+        """Open a stream; nothing is on the wire before BEGIN."""
         self.replica = replica
         self.subscription = replica.connect(
             self.view, self.last_event_id, self.start, **self.options
         )
-        _, token = self.subscription.begin()
-        self.wire = b"event: begin\ndata: {}\nid: %b\n\n" % token
+        self.wire, self.begun = b"", False
         self.parser = Parser(self.last_event_id)
-        self.connects += 1
 
     def take(self, budget: int) -> None:
         """The server writes what fits."""
+        if not self.begun:
+            _, token = self.subscription.begin()
+            self.wire, self.begun = b"event: begin\ndata: {}\nid: %b\n\n" % token, True
         self.wire += self.subscription.take(budget)
 
     def read(self, size: int) -> list[Event]:

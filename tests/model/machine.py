@@ -204,10 +204,11 @@ class World:
             self.read(a, len(client.wire))
 
     def cut(self, a: int, b: int) -> None:
-        """The connection breaks after so many bytes."""
+        """The connection breaks anywhere in what is on its way."""
         client = self.clients[a % CLIENTS]
         if client.connected:
-            self.read(a, b % (len(client.wire) + 1))
+            client.take(1 << 20)
+            self.read(a, len(client.wire) * b // 255)
             client.cut()
 
     def _ended(self, client: Client) -> None:
@@ -264,14 +265,14 @@ class World:
 # What can happen, and how often in comparison with the others of its kind.
 KAFKA = {
     "produce": 12, "begin": 2, "finish": 3, "compact": 2, "retain": 2, "lose_leader": 1,
-    "elect": 2, "elect_unclean": 1, "freeze": 2, "thaw": 2, "recreate": 1, "add_partition": 1,
+    "elect": 2, "elect_unclean": 3, "freeze": 2, "thaw": 2, "recreate": 1, "add_partition": 1,
     "wait": 3,
 }  # fmt: skip
 GATEWAYS = {
     "refresh": 3, "pump": 10, "pump_more": 4, "send": 3, "serve": 4, "deliver": 5, "turn": 3,
     "announce": 2, "abandon": 1, "restart": 1,
 }  # fmt: skip
-CLIENTS_DO = {"connect": 6, "take": 5, "read": 5, "flow": 6, "cut": 4}
+CLIENTS_DO = {"connect": 6, "take": 4, "read": 4, "flow": 6, "cut": 6}
 NASTY = (
     {"compact"}, {"retain"}, {"lose_leader", "elect"}, {"elect_unclean"}, {"freeze"},
     {"recreate"}, {"add_partition"}, {"restart"}, {"begin", "finish"}, {"abandon"},

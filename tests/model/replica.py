@@ -251,8 +251,12 @@ class Replica:
         """The oracle is to know where a live start was found right after the connect."""
         start = self.jobs[ready.tp].reading.start
         if isinstance(start, Live):
-            ready = ready._replace(approximate=ready.approximate or start.leaderless)
-            self.world.resolved(self, None, ready)
+            self.world.resolved(self, None, self._judged(ready, start))
+
+    def _judged(self, ready: Ready, start: Live) -> Ready:
+        """Only an end that was asked for within a second of the connect is that of then."""
+        late = start.leaderless or self.world.now - start.born > 1.0
+        return ready._replace(approximate=ready.approximate or late)
 
     def pump(self, rounds: int = 1) -> None:
         """The quick way: everything that can be answered is, at once."""
@@ -328,8 +332,7 @@ class Replica:
         def sink(entries: Sequence[Entry]) -> None:
             for e in entries:
                 if isinstance(e, Ready) and self.private.pop((sub, tp), None):
-                    late = e.approximate or start.leaderless
-                    self.world.resolved(self, sub, e._replace(approximate=late))
+                    self.world.resolved(self, sub, self._judged(e, start))
                     sub.verified(tp, Place(e.next, e.epoch, lineage))
 
         assert sub.since is not None
