@@ -109,6 +109,7 @@ class Subscription:
         self._tell()
         self._ride()
         if self.cursor == self.channel.head and not self.ended:
+            self._tell()
             self._read_alone()
         self.more = self._left <= 0 and not self.ended
         return b"".join(self._out)
@@ -233,7 +234,11 @@ class Subscription:
 
     def _tell(self) -> None:
         """Gaps found out about a place. One id for all: it holds nothing that was not told."""
-        told, self._told = self._told, []
+        told, later = self._told, []
+        if self.cursor < self.channel.head:  # ids that are still to come are of the old topic
+            later = [each for each in told if each[2].reason is Reason.RECREATED]
+            told = [each for each in told if each[2].reason is not Reason.RECREATED]
+        self._told = later
         if not told:
             return
         for tp, place, _ in told:
