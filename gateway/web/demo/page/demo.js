@@ -32,12 +32,14 @@ class Stream {
     if (this.lastId) url.searchParams.set("lastEventId", this.lastId);
     else url.searchParams.set("from", "earliest");
     const source = (this.source = new EventSource(url));
+    this.began = false;
     this.state("connecting", "connecting");
-    source.onopen = () => { this.opened++; this.state("live", "live"); };
+    source.onopen = () => { this.opened++; this.began = true; this.state("live", "live"); };
     source.onerror = (event) => {
       if (event.data) return this.take(event);              // the server's own `error` event
       if (source.readyState === EventSource.CONNECTING) return this.state("connecting", "reconnecting");
       this.state("closed", "refused, trying again in 3 s"); // the browser gave up: we do not
+      if (!this.began) this.lastId = "";                    // perhaps it is of another Kafka
       this.timer = setTimeout(() => this.open(), 3000);
     };
     for (const name of ["message", "begin", "ready", "position", "gap", "delete", "end"]) {
@@ -116,14 +118,14 @@ const show = {
     plots.disk.add(m.at, m.read, m.written);
     $("read").textContent = rate(m.read);
     $("written").textContent = rate(m.written);
-    $("disk-note").textContent = `${bytes(m.used)} of ${bytes(m.total)} full, root scale`;
+    $("disk-note").textContent = `${bytes(m.used)} of ${bytes(m.total)} full`;
   },
   network(m) {
     plots.network.add(m.at, m.received, m.sent);
     $("received").textContent = rate(m.received);
     $("sent").textContent = rate(m.sent);
     highest = Math.max(m.received, m.sent, highest);
-    $("network-note").textContent = `highest ${rate(highest)}, root scale`;
+    $("network-note").textContent = `highest ${rate(highest)}`;
   },
 };
 const host = new Stream("events/host", $("host-state"), (event) => {
@@ -241,7 +243,9 @@ const control = {
   },
   gap(data) {
     gaps++;
-    $("gaps").textContent = `${gaps}: ${data.topic}-${data.partition} offsets ${data.from} to ${data.to}, ${data.reason}`;
+    const where = data.topic ? `${data.topic}-${data.partition} offsets ${data.from} to ${data.to}, ` : "";
+    $("gaps").textContent = `${gaps}: ${where}${data.reason}`;
+    if (data.reason === "position-refused" || data.reason === "recreated") forget(); // other orders
   },
   error(data) { tell(data.message ?? JSON.stringify(data), "bad"); },
   end(data) { orders.state("connecting", `ended by the gateway: ${data.reason}`); },
@@ -259,18 +263,22 @@ function onOrder(event) {
   soon(drawOrders);
 }
 
+function forget() {
+  rows.clear();
+  steps.clear();
+  pending = [];
+  $("orders").replaceChildren();
+}
+
 const INVITATION = $("told").textContent;
 let orders;
 function choose(customer) {
   orders?.close();
   const path = customer ? `events/orders/${encodeURIComponent(customer)}` : "events/orders";
   orders = new Stream(path, $("orders-state"), onOrder);
-  rows.clear();
-  steps.clear();
-  pending = [];
+  forget();
   count = gaps = checked = wrong = 0;
   away = lastEvent = null;
-  $("orders").replaceChildren();
   $("gaps").textContent = "none";
   tell(INVITATION);
   $("path").textContent = `/${path}`;

@@ -1,0 +1,233 @@
+"""`gateway demo` as a newcomer meets it: the page, its curl lines, its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+from support.browser import ENTER, SPACE, Browser, browser
+from support.until import until
+
+from gateway.web.demo import _free_port as free_port
+
+GATEWAY = (sys.executable, "-m", "gateway")
+WITHIN = 30.0
+
+
+class Demo:
+    """The process, and what it said."""
+
+    def __init__(self, process: Process, port: int) -> None:
+        self.process, self.port, self.said = process, port, ""
+        self.url = f"http://127.0.0.1:{port}"
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stdout is not None
+        while line := await self.process.stdout.readline():
+            self.said += line.decode()
+
+    async def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        async with asyncio.timeout(WITHIN):
+            await self._reading
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def demo(port: int = 0) -> AsyncIterator[Demo]:
+    port = port or free_port("127.0.0.1")
+    process = await asyncio.create_subprocess_exec(
+        *(*GATEWAY, "demo", "--port", str(port), "--no-browser"),
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+    )
+    running = Demo(process, port)
+    try:
+        await until(lambda: "startup complete" in running.said, lambda: running.said, WITHIN)
+        yield running
+    finally:
+        if process.returncode is None:
+            await running.end(signal.SIGKILL)
+
+
+async def output(*arguments: str, within: float = WITHIN) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *GATEWAY, *arguments, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
+    )
+    async with asyncio.timeout(within):
+        out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+@pytest.fixture
+async def tab() -> AsyncIterator[Browser]:
+    async with browser() as tab:
+        yield tab
+
+
+async def shows(tab: Browser, id: str, pattern: str, within: float = WITHIN) -> None:
+    await tab.until(f"return /{pattern}/.test(document.getElementById('{id}').textContent)", within)
+
+
+async def live(tab: Browser, count: int) -> None:
+    """So many of the two streams have a connection."""
+    states = "document.querySelectorAll('.state[data-state=live]')"
+    await tab.until(f"return {states}.length === {count}", 60)
+
+
+async def is_alive(tab: Browser) -> None:
+    """Both streams are live, every figure is one, orders have come."""
+    await live(tab, 2)
+    for figure in ("cpu", "memory", "read", "written", "received", "sent"):
+        await shows(tab, figure, "[0-9]")
+    await tab.until("return document.querySelectorAll('#orders tr').length > 3", WITHIN)
+
+
+@pytest.mark.needs("chromium")
+async def test_the_page_lives_and_outlives_its_server(tab: Browser):
+    """Killed and started again, the demo has another Kafka: the page's place in the old one is
+    refused, and it says so and goes on. It took the new orders for the old ones' steps once,
+    and told them as lost."""
+    async with demo() as first:
+        await tab.open(f"{first.url}/")
+        await is_alive(tab)
+        assert await tab.text("#partitions") == "12, all ready"
+        await shows(tab, "checked", "steps, none lost, none twice")
+        await first.end(signal.SIGKILL)
+        await live(tab, 0)
+        async with demo(first.port):
+            await is_alive(tab)
+            await shows(tab, "gaps", "^1: position-refused$")
+            checked = int((await tab.text("#checked")).partition(" ")[0])
+            await shows(tab, "checked", f"^(?!{checked} )[0-9]+ steps, none lost, none twice", 60)
+
+
+@pytest.mark.needs("chromium")
+async def test_a_page_that_was_cut_off_from_another_kafka_begins_anew(tab: Browser):
+    """Its `?lastEventId=` is refused with 400, which ends an EventSource; it once came back with
+    the same id every three seconds for ever."""
+    async with demo() as first:
+        await tab.open(f"{first.url}/")
+        await is_alive(tab)
+        await focus(tab, "cut")
+        await tab.press(ENTER)
+        await shows(tab, "cut", "Reconnect")
+        await first.end(signal.SIGKILL)
+        async with demo(first.port):
+            await tab.press(ENTER)
+            await live(tab, 2)
+            await is_alive(tab)
+
+
+@pytest.mark.needs("chromium")
+async def test_the_page_is_used_by_keys_alone_and_fits_a_phone(tab: Browser):
+    """Cut and reconnected by the button: what was ordered meanwhile has come, once."""
+    async with demo() as running:
+        for width, height, dark in ((1280, 900, False), (390, 844, True)):
+            await tab.dress(width=width, height=height, dark=dark)
+            await tab.open(f"{running.url}/")
+            await is_alive(tab)
+            over = "return document.documentElement.scrollWidth - window.innerWidth"
+            assert await tab.run(over) <= 0
+            root = "getComputedStyle(document.documentElement)"
+            ground = await tab.run(f"return {root}.backgroundColor")
+            light = sum(int(part) for part in re.findall(r"\d+", ground)) > 3 * 128
+            assert light is not dark, ground
+        await focus(tab, "customer")
+        await tab.press("g")  # grace, in the list of names
+        await shows(tab, "path", "/grace$".replace("/", r"\/"))
+        names = "[...document.querySelectorAll('#orders td:nth-child(2)')].map(e => e.textContent)"
+        await tab.until(f"return {names}.length > 0", 60)
+        assert set(await tab.run(f"return {names}")) == {"grace"}
+        await focus(tab, "cut")
+        await tab.press(SPACE)
+        await shows(tab, "cut", "Reconnect")
+        seen = await tab.text("#count")
+        await more_orders_of("grace", running)
+        assert await tab.text("#count") == seen
+        await tab.press(ENTER)
+        await live(tab, 2)
+        await shows(tab, "told", "^[1-9][0-9]* order events happened .* Nothing is missing")
+        assert await tab.text("#reconnects") == "1"
+        assert await tab.text("#gaps") == "none"
+        assert "lost or twice" not in await tab.text("#checked")
+
+
+async def more_orders_of(customer: str, running: Demo) -> None:
+    """Until two have come since now."""
+    url, asked = f"{running.url}/events/orders/{customer}", {"from": "live", "until": "2"}
+    async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        assert "event: end" in (await http.get(url, params=asked)).text
+
+
+async def focus(tab: Browser, id: str) -> None:
+    for _ in range(20):
+        if await tab.run("return document.activeElement.id") == id:
+            return
+        await tab.press(TAB)
+    raise AssertionError(f"no way to #{id} by the tab key")
+
+
+async def shell(line: str) -> bytes:
+    """The first line in what a newcomer sees that is a record, or that it is ready."""
+    wanted = '^data: [{]"(order|host)":|"value":|"status":"ready"'
+    first = f"timeout 40 {line} --noproxy '*' -sS | grep -m1 -E '{wanted}'"
+    process = await asyncio.create_subprocess_shell(first, stdout=PIPE, stderr=DEVNULL)
+    return (await process.communicate())[0]
+
+
+@pytest.mark.needs("curl")
+async def test_its_curl_lines_work_as_printed_and_its_port_is_its_own():
+    async with demo() as running:
+        lines = [line.partition("  #")[0].strip() for line in running.said.splitlines()]
+        curls = [line for line in lines if line.startswith("curl")]
+        assert len(curls) == 5
+        await until_ready(running.url)
+        for line, out in zip(curls, await asyncio.gather(*map(shell, curls)), strict=True):
+            assert out, line
+        status, said = await output("demo", "--port", str(running.port), "--no-browser")
+        assert status == 1
+        assert f"port {running.port} of 127.0.0.1 is in use; try --port" in said
+        assert len(said.strip().splitlines()) == 1, said
+        assert await running.end(signal.SIGINT) == 0
+
+
+async def test_its_configuration_checks_and_runs(tmp_path: Path):
+    status, text = await output("demo", "--print-config")
+    assert status == 0
+    port = free_port("127.0.0.1")
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text.replace("port: 8080", f"port: {port}"))
+    assert await output("check", str(file)) == (0, f"{file}: ok\n")
+    process = await asyncio.create_subprocess_exec(*GATEWAY, "run", "-c", str(file), stdout=DEVNULL)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as http:
+            await until_ready(f"http://127.0.0.1:{port}")
+            for path in ("/events/host", "/events/orders", "/records/orders", "/events/orders/ada"):
+                answer = await http.get(path, params={"from": "earliest", "until": "latest"})
+                assert answer.status_code == 200, path
+                assert answer.text.endswith("\n\n") and "event: end" in answer.text
+    finally:
+        process.terminate()
+        await process.wait()
+    assert process.returncode == 0
+
+
+async def until_ready(url: str) -> None:
+    async with asyncio.timeout(WITHIN), httpx.AsyncClient(trust_env=False) as http:
+        while True:
+            with suppress(httpx.TransportError):
+                if (await http.get(f"{url}/health/ready")).status_code == 200:
+                    return
+            await asyncio.sleep(0.05)
