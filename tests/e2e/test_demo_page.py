@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.browser import ENTER, SPACE, Browser, browser
+from support.browser import ENTER, SPACE, TAB, Browser, browser
 from support.until import until
 
 from gateway.web.demo import _free_port as free_port
