@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,26 +43,27 @@ def _id_first(block: bytes) -> bytes:
     return b"\n".join(sorted(lines, key=lambda line: not line.startswith(b"id:")))
 
 
-def _joins(patch: pytest.MonkeyPatch, off: int) -> None:
+@plant
+def it_joins_the_ride_one_record_early(patch: pytest.MonkeyPatch) -> None:
+    _joins(patch, lambda offset, end: offset == end - 1)
+
+
+@plant
+def it_joins_the_ride_without_waiting_for_the_head(patch: pytest.MonkeyPatch) -> None:
+    _joins(patch, lambda offset, end: offset > end)
+
+
+def _joins(patch: pytest.MonkeyPatch, too: Callable[[int, int], bool]) -> None:
     join = Subscription._join
 
     def unequal(self: Subscription, tp: TopicPartition, log: Log) -> bool:
         offset = self.own[tp].offset
-        if not self.alone and None not in (offset, log.next) and offset == log.next + off:
+        known = not self.alone and offset is not None and log.next is not None
+        if known and too(offset, log.next):
             self.own[tp] = self.own[tp]._replace(offset=log.next)
         return join(self, tp, log)
 
     patch.setattr(Subscription, "_join", unequal)
-
-
-@plant
-def it_joins_the_ride_one_record_early(patch: pytest.MonkeyPatch) -> None:
-    _joins(patch, -1)
-
-
-@plant
-def it_joins_the_ride_one_record_late(patch: pytest.MonkeyPatch) -> None:
-    _joins(patch, +1)
 
 
 @plant
@@ -94,18 +95,6 @@ def a_place_counts_before_its_gap_was_told(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant
-def an_answer_for_another_place_is_taken(patch: pytest.MonkeyPatch) -> None:
-    feed = Subscription.feed
-
-    def careless(
-        self: Subscription, tp: TopicPartition, place: Place, entries: Iterable[Entry]
-    ) -> None:
-        feed(self, tp, self.own.get(tp, place), entries)
-
-    patch.setattr(Subscription, "feed", careless)
-
-
-@plant
 def a_live_start_takes_any_end_it_is_told(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(reading, "FRESH_END", 1e9)
 
@@ -131,11 +120,6 @@ def a_token_is_believed_before_the_shared_read_knows_the_leader(
 @plant
 def a_private_read_is_believed_whatever_the_log_says(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Log, "admits", lambda self, entry: True)
-
-
-@plant
-def a_client_ahead_does_not_notice_that_the_log_was_cut(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Log, "parted", lambda self, place: (None, True))
 
 
 @plant
