@@ -1,0 +1,158 @@
+"""The application under other ASGI servers than its own: the same stream, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from io import StringIO
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from hypercorn.asyncio import serve
+from hypercorn.config import Config
+from ruamel.yaml import YAML
+from starlette.applications import Starlette
+from support.brokers import Broker
+from support.clients.raw import RawClient
+from support.gateways import config_for
+from support.oracle import Oracle
+from support.until import until
+
+from gateway.config import loads
+from gateway.web.app import create_app
+from gateway.web.transport import GatewayProtocol
+
+QUERY = "?from=earliest&until=latest"
+Running = Callable[[Starlette], Any]
+
+
+@pytest.fixture
+async def oracle(kafka: Broker) -> AsyncIterator[Oracle]:
+    async with Oracle(kafka.servers) as oracle:
+        yield oracle
+
+
+@pytest.fixture
+async def topic(kafka: Broker, oracle: Oracle) -> str:
+    """One partition, for what has one order only; 50 records."""
+    name = kafka.topic()
+    await oracle.produce(name, 50)
+    return name
+
+
+def app_for(kafka: Broker, topic: str) -> Starlette:
+    text = StringIO()
+    YAML().dump(config_for(kafka.servers, [topic]), text)
+    return create_app(loads(text.getvalue(), name="test"))
+
+
+@asynccontextmanager
+async def hypercorn(app: Starlette) -> AsyncIterator[str]:
+    over = asyncio.Event()
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    config = Config()
+    config.bind = [f"fd://{listening.detach()}"]
+    config.graceful_timeout = 1
+    config.loglevel = "CRITICAL"
+    running = asyncio.create_task(serve(app, config, shutdown_trigger=over.wait))  # type: ignore[arg-type]
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        over.set()
+        await asyncio.wait_for(running, 30)
+
+
+@asynccontextmanager
+async def _uvicorn(app: Starlette, http: Any) -> AsyncIterator[str]:
+    settings = uvicorn.Config(app, http=http, log_level="critical", timeout_graceful_shutdown=1)
+    server = uvicorn.Server(settings)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        running = asyncio.create_task(server._serve([listening]))
+        try:
+            await until(lambda: server.started or running.done())
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await asyncio.wait_for(running, 30)
+
+
+def own(app: Starlette) -> Any:
+    return _uvicorn(app, GatewayProtocol)
+
+
+def h11(app: Starlette) -> Any:
+    return _uvicorn(app, "h11")
+
+
+def same(body: bytes) -> bytes:
+    """Without what is drawn by lot, and the ids, which hold the time."""
+    body = re.sub(rb"retry: \d+", b"retry: ?", body)
+    return re.sub(rb"\nid: [\w.-]+\n", b"\nid: ?\n", body)
+
+
+async def fetched(running: Running, app: Starlette, path: str) -> httpx.Response:
+    async with running(app) as url, httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        return await http.get(url + path)
+
+
+async def test_every_server_sends_the_same_bytes(kafka: Broker, topic: str):
+    path = f"/records/{topic}{QUERY}"
+    expected = await fetched(own, app_for(kafka, topic), path)
+    assert expected.content.count(b"\ndata: ") == 52
+    for running in (h11, hypercorn):
+        answer = await fetched(running, app_for(kafka, topic), path)
+        alike(answer, expected)
+
+    app = app_for(kafka, topic)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http,
+    ):
+        alike(await http.get(path, timeout=60), expected)
+        assert (await http.get("/nowhere")).headers["content-type"] == "application/problem+json"
+
+
+def alike(answer: httpx.Response, expected: httpx.Response) -> None:
+    assert answer.status_code == 200
+    assert same(answer.content) == same(expected.content)
+    for name in ("content-type", "cache-control", "x-accel-buffering", "vary"):
+        assert answer.headers[name] == expected.headers[name]
+
+
+@pytest.mark.parametrize("running", [own, h11, hypercorn])
+async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
+    running: Running, kafka: Broker, topic: str, oracle: Oracle
+):
+    app = app_for(kafka, topic)
+    hub = app.state.hub
+    async with running(app) as url:
+        async with RawClient(f"{url}/records/{topic}") as client:
+            await client.wait(1)
+            assert len(hub.clients) == 1
+            (acked,) = await oracle.produce(topic, 1)
+            await client.wait(2)
+            value = json.loads(client.events[1]["data"])["value"]
+            assert value.encode() == acked.value
+        await until(lambda: not hub.clients, "the end of the subscription")
+
+
+@pytest.mark.needs("curl")
+async def test_http2_carries_a_stream_where_the_server_speaks_it(kafka: Broker, topic: str):
+    """Which lifts the browsers' limit of six connections to a site."""
+    async with hypercorn(app_for(kafka, topic)) as url:
+        process = await asyncio.create_subprocess_exec(
+            *("curl", "-q", "-sS", "--noproxy", "*", "--http2-prior-knowledge", "-w"),
+            *("%{http_version}", f"{url}/events/{topic}{QUERY}"),
+            stdout=PIPE,
+        )
+        out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert out.endswith(b"\n\n2")
+    assert out.count(b"\ndata: ") == 52
