@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from support.until import until
 
 from gateway.config import Settings
 from gateway.core.filters import Filter, Filters
+from gateway.core.record import TopicPartition
 from gateway.core.subscription import SlowClient
 from gateway.errors import UnknownTopic
 from gateway.hub import hub as hubs
@@ -151,3 +153,23 @@ async def test_ids_that_a_proxy_may_refuse_are_warned_of_once(
         await until(lambda: len(sweeps) > before + 5, "more sweeps")
         (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
         assert warning.getMessage().startswith(f"ids of orders have {len(tail.text)} characters; ")
+
+
+async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opened(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """A route of two topics once began without the first: opened, and not looked at by anybody
+    yet, it was swept away in the moment in which the second was being opened."""
+    for topic in ("one", "two"):
+        embedded.create_topic(topic, 2)
+    async with hub_on(embedded) as hub:
+        opened = hub._open
+
+        async def swept(name: str) -> None:
+            await opened(name)
+            hub._sweep(asyncio.get_running_loop().time())
+
+        monkeypatch.setattr(hub, "_open", swept)
+        client = await join(hub, View(("one", "two"), Filters(), "value", "error"))
+        partitions = set(client.subscription.channel.tail.logs)
+        assert partitions == {TopicPartition(t, p) for t in ("one", "two") for p in (0, 1)}
