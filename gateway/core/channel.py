@@ -125,7 +125,7 @@ class Channel:
         """Encode a turn; None when nothing of it is seen here."""
         events: list[Event] = []
         ends: set[TopicPartition] = set()
-        only_ready = True
+        only_ready, batched = True, not self.tail.exact
         for entry, text in turn.items:
             head = self.event_head(entry)
             if head is not None:
@@ -135,8 +135,12 @@ class Channel:
                 only_ready = only_ready and kind is Ready
                 if kind is Gap and self.ends_at(entry):
                     ends.add(entry.tp)
+            elif batched and text is not None and events:
+                events[-1] = events[-1]._replace(text=text)  # past what is not seen here
         if not events:
             return None
+        if batched:
+            self._thin(events, turn.text)
         chunk = self._encode(turn.seq, events, turn.text)
         chunk.ends, chunk.only_ready = frozenset(ends), only_ready
         return chunk
@@ -183,10 +187,7 @@ class Channel:
         self._drop_to(first)
 
     def _encode(self, turn: int, events: list[Event], text: bytes) -> Chunk:
-        if events[-1].text is None:
-            events[-1] = events[-1]._replace(text=self._batched(events, text))
-        else:
-            self._text = text
+        self._text = events[-1].text or self._text
         chunk = Chunk(turn, events, text, self._render(events))
         self._ring.append(chunk)
         self.bytes += chunk.size
@@ -194,13 +195,17 @@ class Channel:
             self._shrink()
         return chunk
 
-    def _batched(self, events: list[Event], text: bytes) -> bytes | None:
-        """Long ids go out every 64 KB; `announce` sees to the rest."""
-        self._without_id += sum(len(event.head) for event in events)
-        if self._without_id < ID_BYTES:
-            return None
-        self._text, self._without_id = text, 0
-        return text
+    def _thin(self, events: list[Event], text: bytes) -> None:
+        """Of the marks of a turn and its end, those become ids that lie far enough apart;
+        `announce` sees to the rest."""
+        for n, event in enumerate(events):
+            self._without_id += len(event.head)
+            mark = text if n == len(events) - 1 else event.text
+            if mark is not None and self._without_id >= ID_BYTES // 2:
+                self._text, self._without_id = mark, 0
+            else:
+                mark = None
+            events[n] = event._replace(text=mark)
 
     def _render(self, events: Iterable[Event]) -> bytes:
         parts: list[bytes] = []
@@ -210,12 +215,15 @@ class Channel:
         return b"".join(parts)
 
     def _render_without(self, chunk: Chunk, own: Position, issued: int | None) -> bytes:
-        kept = [event for event in chunk.events if event.tp not in own]
+        kept: list[Event] = []
+        for event in chunk.events:
+            if event.tp not in own:
+                kept.append(event)
+            elif event.text is not None and kept and kept[-1].text is None:
+                kept[-1] = kept[-1]._replace(text=event.text)
         own = self.tail.marked(own)
         if not kept:
             return b""
-        if kept[-1].text is None and chunk.events[-1].text is not None:
-            kept[-1] = kept[-1]._replace(text=chunk.text)
         return self._render(
             event if event.text is None else event._replace(text=overlay(event.text, own, issued))
             for event in kept

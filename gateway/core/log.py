@@ -65,7 +65,7 @@ class Log:
         if type(entry) is Gap and entry.reason in BACK:
             self._restart(entry)
             return
-        size = _size(entry)
+        size = size_of(entry)
         self._held.append(_new(_Held, (entry, size, now)))
         self._nexts.append(entry.next)
         self.next, self.epoch = entry.next, entry.epoch
@@ -177,7 +177,8 @@ class Log:
             self._first = 0
 
 
-def _size(entry: Entry) -> int:
+def size_of(entry: Entry) -> int:
+    """Bytes that an entry takes here; about what it takes on the wire."""
     if type(entry) is not Record:
         return OVERHEAD
     size = OVERHEAD + len(entry.key or b"") + len(entry.value or b"")

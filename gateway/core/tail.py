@@ -12,19 +12,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .log import Log
+from .log import Log, size_of
 from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
 from .readiness import Readiness
 from .record import BACK, Entry, Fault, Gap, Ready, Reason, TopicPartition
 from .token import TokenWriter, TopicPlaces
 
+MARK = 8 * 1024  # bytes of entries from one text to the next where ids come in batches
 EXACT_TOKEN = 512  # characters; longer ones are not sent with every event
 
 _new = tuple.__new__  # not through the named tuple: records are encoded 1.13 times as fast
 
 
 class Item(NamedTuple):
-    """One entry of a turn, and the token text after it; None where ids come in batches."""
+    """One entry of a turn, and the token text after it; where ids come in batches most are
+    None."""
 
     entry: Entry
     text: bytes | None
@@ -113,13 +115,16 @@ class Tail:
 
     def turn(self, entries: Iterable[Entry], now: int) -> Turn:
         """Take over what the logs took over. `now` in seconds of the epoch."""
-        exact = self.exact
+        exact, unmarked = self.exact, 0
         self.issue(now)
         items: list[Item] = []
         moves: Position = {}
         for entry in entries:
             self._take(entry, moves)
-            items.append(_new(Item, (entry, self._writer.text() if exact else None)))
+            text = self._writer.text() if exact else None
+            if not exact and (unmarked := unmarked + size_of(entry)) >= MARK:
+                text, unmarked = self._writer.text(), 0
+            items.append(_new(Item, (entry, text)))
         self._moves.append(moves)
         turn = Turn(self.seq, items, self._writer.text())
         self.seq += 1
