@@ -76,7 +76,7 @@ class Feeds:
         self._tails: dict[str, set[SharedTail]] = {}
         self._transformers: dict[str, Transformer] = {}
         self._loop = asyncio.get_running_loop()
-        self._pending: list[Entry] = []
+        self._pending: list[tuple[TopicPartition, Sequence[Entry]]] = []
         self._unlisten = cluster.metadata.listen(self._changed)
 
     async def close(self) -> None:
@@ -135,21 +135,24 @@ class Feeds:
         pending, self._pending = self._pending, []
         now, wall = self._loop.time(), int(time.time())
         turns: dict[SharedTail, list[Entry]] = {}
-        for entry in pending:
-            feed = self.by_partition.get(entry.tp)
+        for tp, entries in pending:
+            feed = self.by_partition.get(tp)
             if feed is None:
                 continue
-            _log(feed.log, entry, now)
+            for entry in entries:
+                _log(feed.log, entry, now)
             for shared in feed.tails:
-                turns.setdefault(shared, []).append(entry)
-        for shared, entries in turns.items():
-            _publish(shared, entries, wall)
+                turns.setdefault(shared, []).extend(entries)
+        for shared, turn in turns.items():
+            _publish(shared, turn, wall)
 
     def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
         transformer = self._transformers.get(reading.tp.topic)
         if not self._pending:
             self._loop.call_soon(self.flush)
-        self._pending += entries if transformer is None else map(transformer, entries)
+        if transformer is not None:
+            entries = list(map(transformer, entries))
+        self._pending.append((reading.tp, entries))
 
     def _feed(self, tp: TopicPartition, start: Start | None) -> Feed:
         feed = self.by_partition.get(tp)
