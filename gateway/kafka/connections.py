@@ -26,7 +26,7 @@ from .security import Connection, Credentials
 
 R = TypeVar("R")
 
-AGAIN = 1.0  # seconds without TCP's answer after which it is tried once more beside that
+AGAIN = 0.5  # seconds without TCP's answer after which it is tried once more beside that
 _FOREVER_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
 

@@ -96,8 +96,8 @@ async def test_a_frozen_broker_holds_up_no_other():
 
 
 async def test_a_broker_that_is_back_is_reached_before_tcp_would_repeat_what_was_lost():
-    """Hidden for 1.5 s: the SYN of 0 s is repeated after 1 s, then after 3 s; a second attempt
-    has its own, after 2 s."""
+    """Hidden for 1.5 s: the SYN of 0 s is repeated after 1 s, then after 3 s; other attempts have
+    their own."""
     async with FakeBroker(echo) as broker, TcpProxy(*broker.address) as network:
         kafka = connections(broker, request_timeout=20.0)
         kafka.know({1: ("127.0.0.1", network.port)})
@@ -108,7 +108,7 @@ async def test_a_broker_that_is_back_is_reached_before_tcp_would_repeat_what_was
         await network.unhide()
         assert await answer == b"hello"
         assert asyncio.get_running_loop().time() - began < 1.3
-        assert len(network.connects) <= 2
+        assert len(network.connects) <= 5  # one every half a second
         await kafka.close()
 
 
