@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from .position import NO_EPOCH, Place
@@ -101,8 +100,8 @@ class Log:
     def read(self, offset: int) -> Iterator[Entry]:
         """The entries from an offset on that is covered; a gap is cut to what lies after it."""
         first = max(self._first, bisect_right(self._nexts, offset, lo=self._first))
-        for held in islice(self._held, first, None):
-            entry = held.entry
+        for n in range(first, len(self._held)):  # islice would walk over all before `first`
+            entry = self._held[n].entry
             if type(entry) is Gap and entry.offset < offset:
                 entry = entry._replace(offset=offset)
             yield entry
