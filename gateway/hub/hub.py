@@ -7,11 +7,12 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..config import Settings, Topic
 from ..core.channel import Channel
+from ..core.log import Log
 from ..core.position import NO_EPOCH, UNVERIFIED, Place, Position
 from ..core.reading import LATEST, Since
 from ..core.record import TopicPartition
@@ -389,18 +390,26 @@ class Hub:
             )  # fmt: skip
 
     def _bound_memory(self, now: float) -> None:
-        """Old entries go; then, if all together hold too much, each gives up its share."""
+        """Old entries go; then those over their topic's `cache`, and over the process's `memory`:
+        each partition gives up its share."""
         logs = [feed.log for feed in self.feeds.by_partition.values()]
+        by_topic: dict[str, list[Log]] = {}
         for each in logs:
             each.expire(now)
+            by_topic.setdefault(each.tp.topic, []).append(each)
+        for name, some in by_topic.items():
+            _shrink(some, self.topic(name).cache.bytes)
         backlog = sum(client.subscription.backlog for client in self.clients)
         self.archive.bound(backlog > self.settings.memory // 4)
         rings = sum(c.bytes for s in self._tails.values() for c in s.channels.values())
-        held = sum(each.bytes for each in logs)
-        room = max(0, self.settings.memory - rings - backlog)
-        if held > room:
-            for each in logs:
-                each.shrink(int(each.bytes * room / held))
+        _shrink(logs, max(0, self.settings.memory - rings - backlog))
+
+
+def _shrink(logs: Sequence[Log], room: int) -> None:
+    held = sum(each.bytes for each in logs)
+    if held > room:
+        for each in logs:
+            each.shrink(int(each.bytes * room / held))
 
 
 async def _soon(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.gateways import config_for
 from support.reading import cluster
-from support.records import produce
+from support.records import Sent, produce
 from support.sse import Event, Parser
 from support.until import until
 
@@ -173,3 +173,24 @@ async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opene
         client = await join(hub, View(("one", "two"), Filters(), "value", "error"))
         partitions = set(client.subscription.channel.tail.logs)
         assert partitions == {TopicPartition(t, p) for t in ("one", "two") for p in (0, 1)}
+
+
+async def test_the_cache_is_one_for_all_partitions_of_a_topic(embedded: EmbeddedKafka):
+    """Each partition could hold all of it: twelve of them held twelve times as much."""
+    embedded.create_topic("orders", partitions=4)
+    config = config_for(embedded.bootstrap, [{"name": "orders", "cache": {"bytes": "40KiB"}}])
+    async with cluster(embedded.bootstrap) as kafkas:
+        hub = Hub(kafkas, Settings.model_validate(config))
+        await hub.start()
+        try:
+            client = await join(hub)
+            for p in range(4):
+                many = [Sent(b"x" * 1000, None, p) for _ in range(30)]
+                await produce(embedded.bootstrap, "orders", many)
+            logs = [feed.log for feed in hub.feeds.by_partition.values()]
+            await until(lambda: all(log.next == 30 for log in logs), "the records")
+            await until(lambda: sum(log.bytes for log in logs) <= 40 * 1024, "less in memory")
+            assert all(len(log) for log in logs), "each has its share"
+            client.close()
+        finally:
+            await hub.close()
