@@ -20,7 +20,7 @@ from typing import TypeVar
 from gateway.core.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
-from .failures import BROKEN, cause_of, said
+from .failures import BROKEN, cancels_caller, cause_of, said
 from .messages import Request
 from .security import Connection, Credentials
 
@@ -156,8 +156,8 @@ class Connections:
         try:
             return await asyncio.shield(attempt)
         except asyncio.CancelledError:
-            if not attempt.cancelled():
-                raise  # the caller was cancelled, the attempt goes on for others
+            if cancels_caller(attempt):
+                raise  # the attempt goes on for others
             raise BrokerUnavailable(
                 f"{self._name(node)} moved or the gateway is closing", node=_public(node)
             ) from None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
+from typing import Any
 
 from aiokafka import errors as kafka_errors
 
@@ -29,6 +31,13 @@ def cause_of(exc: BaseException | None) -> Cause:
             return Cause.AUTHENTICATION
         exc = exc.__cause__
     return Cause.TIMEOUT if timeout else Cause.CONNECTION
+
+
+def cancels_caller(other: asyncio.Future[Any]) -> bool:
+    """Is this CancelledError the caller's own, or only that of what it waited for? When both
+    were cancelled it is the caller's: one that is kept from it never ends."""
+    task = asyncio.current_task()
+    return not other.cancelled() or (task is not None and task.cancelling() > 0)
 
 
 def said(exc: BaseException) -> str:

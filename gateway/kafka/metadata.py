@@ -20,6 +20,7 @@ from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownT
 from .brokers import Brokers
 from .changes import DENIED, Change, Moved, difference
 from .connections import Connections
+from .failures import cancels_caller
 from .messages import BrokerAnswer, TopicAnswer
 
 UNKNOWN_TOPIC = 3
@@ -167,7 +168,7 @@ class Metadata:
         try:
             await asyncio.shield(current)
         except asyncio.CancelledError:
-            if not current.cancelled():
+            if cancels_caller(current):
                 raise
             raise BrokerUnavailable("the connections to Kafka are closed") from None
 

@@ -366,6 +366,18 @@ async def test_describing_a_watched_topic_asks_nobody():
     await metadata.close()
 
 
+async def test_closing_ends_the_periodic_refresh_at_whatever_moment_it_comes():
+    """Both it and the round it waited for were cancelled, and it took that for the round's own
+    end: it went on for ever, and with it the closing."""
+    for turns in range(12):
+        metadata, _ = watching(Kafka(b1=orders()), max_age=0.0)
+        metadata.start()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            await metadata.close()
+
+
 async def test_closing_leaves_no_task():
     before = asyncio.all_tasks()
     kafka = Kafka(b1=None)
