@@ -52,13 +52,17 @@ def ring() -> object:
 def fenced(text: str, language: str = "") -> list[str]:
     """The blocks between fences that name this language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
-    return [block for named, block in blocks if named == language]
+    return [block for kind, block in blocks if kind == language]
 
 
 def commands() -> Iterator[tuple[str, str]]:
     """Every command line: indented by four, in the code columns of tables, and in examples."""
     for page in PAGES:
-        text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+        whole = page.read_text()
+        for block in fenced(whole):
+            for line in re.findall(r"^((?:make|gateway|curl) .*)", block, re.M):
+                yield named(page), line
+        text = re.sub(r"^```.*?^```$", "", whole, flags=re.M | re.S)
         for line in re.findall(r"^    (\S.*)", text, re.M):
             yield named(page), line
         for code in re.findall(r"`((?:make|gateway|curl|\.venv/\S+) [^`]*)`", text):
