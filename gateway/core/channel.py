@@ -161,9 +161,7 @@ class Channel:
     def ends_at(self, entry: Entry) -> bool:
         """Is it what `fails` is about? What a slow client is made to skip is not."""
         return (
-            type(entry) is Gap
-            and entry.tp.topic in self.fails
-            and entry.reason is Reason.RETENTION
+            type(entry) is Gap and entry.tp.topic in self.fails and entry.reason is Reason.RETENTION
         )
 
     def token(self, text: bytes) -> bytes:
