@@ -222,6 +222,8 @@ async def test_a_stream_ends_at_the_age_its_route_gives_it_and_goes_on_in_anothe
         await client.wait(lambda events: said(client, "end"), within=30)
         assert said(client, "end") == [{"reason": "lifetime"}]
         acked = await oracle.produce(name, 5)  # while nobody is connected
+        await client.stop()  # it was asked to come back within seconds
+        await client.start()
         await client.wait(lambda events: len(records(client)) == 5, within=60)
         assert [each["data"].encode() for each in records(client)] == [a.value for a in acked]
         assert client.opened >= 2
