@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.core import tail as tails
+from gateway.core.channel import MOST_TURNS, Channel, trim
+from gateway.core.log import Log
+from gateway.core.position import Place, Position
+from gateway.core.record import Entry, Ready, Record, Skip, TopicPartition
+from gateway.core.tail import Tail
+from gateway.core.token import decode
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class Lines:
+    def head(self, entry: Entry) -> bytes | None:
+        return b"%d" % entry.offset if type(entry) is Record else None
+
+    def position(self) -> bytes:
+        return b"position"
+
+    def end(self, token: bytes | None) -> bytes:
+        if token is None:
+            return b"\n"
+        return (f" -> {decode(token.decode()).topics[0].offsets}\n").encode()
+
+
+class Follower:
+    cursor = 0
+    fell: Position | None = None
+
+    def wake(self) -> None:
+        pass
+
+    def fall(self, position: Position) -> None:
+        self.fell = position
+
+
+def record(tp: TopicPartition, offset: int, size: int = 1) -> Record:
+    return Record(tp, offset, 0, 0, b"odd" if offset % 2 else b"even", b"v" * size)
+
+
+def opened() -> Tail:
+    logs = [Log(tp, 1 << 20, 60.0) for tp in (A, B)]
+    for log in logs:
+        log.open(0, 0)
+    return Tail("cluster", logs, {"orders": "id"})
+
+
+def publish(tail: Tail, channel: Channel, *entries: Entry) -> bytes:
+    for entry in entries:
+        tail.logs[entry.tp].append(entry, 0.0)
+    chunk = channel.publish(tail.turn(entries, 1))
+    return chunk.data if chunk is not None else b""
+
+
+def test_a_turn_is_one_chunk_and_every_event_has_its_own_id():
+    tail = opened()
+    channel = Channel(tail, b"view-", Lines())
+    assert publish(tail, channel, record(A, 0), record(B, 0)) == b"0 -> [1, 0]\n0 -> [1, 1]\n"
+
+
+def test_what_is_filtered_moves_the_next_id_and_idle_clients_hear_of_it():
+    tail = opened()
+    channel = Channel(tail, b"view-", Lines(), lambda record: record.key == b"even")
+    assert publish(tail, channel, record(A, 0), record(A, 1), record(A, 2)) == (
+        b"0 -> [1, 0]\n2 -> [3, 0]\n"
+    )
+    assert publish(tail, channel, record(A, 3), Skip(A, 4, 6, 0)) == b""
+    chunk = channel.announce()
+    assert chunk is not None
+    assert chunk.data == b"position -> [6, 0]\n"
+    assert channel.announce() is None
+
+
+def test_a_cohort_gets_the_same_events_without_its_partitions_and_ids_of_its_own():
+    tail = opened()
+    channel = Channel(tail, b"view-", Lines())
+    publish(tail, channel, record(A, 0), record(B, 0), record(A, 1))
+    own = {B: Place(7)}
+    data = channel.cohort(channel.chunk(0), own, ("key",), None)
+    assert data == b"0 -> [1, 7]\n1 -> [2, 7]\n"
+    assert channel.cohort(channel.chunk(0), own, ("key",), None) is data
+
+
+def test_long_ids_do_not_go_with_every_event(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tails, "EXACT_TOKEN", 0)
+    tail = opened()
+    channel = Channel(tail, b"view-", Lines())
+    assert publish(tail, channel, record(A, 0), record(A, 1)) == b"0\n1\n"
+    chunk = channel.announce()
+    assert chunk is not None
+    assert chunk.data == b"position -> [2, 0]\n"
+
+
+def test_who_falls_out_of_the_ring_is_told_the_position_before_what_it_lost():
+    tail = opened()
+    channel, follower = Channel(tail, b"view-", Lines(), max_bytes=1), Follower()
+    channel.followers.add(follower)
+    publish(tail, channel, record(A, 0))
+    follower.cursor = channel.head
+    publish(tail, channel, record(A, 1))
+    assert follower.fell is None
+    publish(tail, channel, record(A, 2))
+    assert follower.fell is not None
+    assert follower.fell[A] == Place(1, 0)
+    assert channel.head - channel.first == 1
+
+
+def test_turns_are_kept_in_a_bounded_number_and_whoever_needs_older_ones_falls():
+    tail = opened()
+    channel, follower = Channel(tail, b"view-", Lines()), Follower()
+    channel.followers.add(follower)
+    publish(tail, channel, record(A, 0))
+    for offset in range(1, MOST_TURNS + 2):
+        publish(tail, channel, Skip(A, offset, offset + 1, 0))
+        trim(tail, [channel])
+    assert tail.seq - tail.oldest <= MOST_TURNS
+    assert follower.fell is not None
+    assert follower.fell[A] == Place(0, 0)
+
+
+def test_a_chunk_of_ready_partitions_alone_says_so():
+    tail = opened()
+    encoder = Lines()
+    encoder.head = lambda entry: b"ready"  # type: ignore[method-assign]
+    channel = Channel(tail, b"view-", encoder)
+    chunk = channel.publish(tail.turn([Ready(A, 0, 0, 0)], 1))
+    assert chunk is not None
+    assert chunk.only_ready

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.core.channel import Channel, trim
+from gateway.core.log import Log
+from gateway.core.position import NO_EPOCH, UNVERIFIED, Place
+from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
+from gateway.core.subscription import SlowClient, Subscription
+from gateway.core.tail import Tail
+from gateway.core.token import decode
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+class Lines:
+    """One line an event: what it is, and the offsets of its id."""
+
+    def head(self, entry: Entry) -> bytes | None:
+        if type(entry) is Skip or type(entry) is Ready:
+            return None
+        name = b"gap" if type(entry) is Gap else b"record"
+        return b"%b %d %d" % (name, entry.tp.partition, entry.offset)
+
+    def position(self) -> bytes:
+        return b"position"
+
+    def end(self, token: bytes | None) -> bytes:
+        if token is None:
+            return b"\n"
+        offsets = decode(token.decode()).topics[0].offsets
+        return (" -> " + " ".join(map(str, offsets)) + "\n").encode()
+
+
+class Gateway:
+    """A tail of two partitions from 0 on, and one channel."""
+
+    def __init__(self, ring: int = 1 << 20, cache: int = 1 << 20, **channel: Any) -> None:
+        self.logs = {tp: Log(tp, cache, 60.0) for tp in (A, B)}
+        self.tail = Tail("cluster", self.logs.values(), {"orders": "id"})
+        self.channel = Channel(self.tail, b"view-", Lines(), max_bytes=ring, **channel)
+        for log in self.logs.values():
+            log.open(0, 0)
+        self.turn(Ready(A, 0, 0, 0), Ready(B, 0, 0, 0))
+
+    def turn(self, *entries: Entry) -> None:
+        for entry in entries:
+            if type(entry) is not Ready:
+                self.logs[entry.tp].append(entry, 0.0)
+        self.channel.publish(self.tail.turn(entries, 1))
+        trim(self.tail, [self.channel])
+
+    def records(self, tp: TopicPartition, *offsets: int, epoch: int = 0) -> None:
+        for offset in offsets:
+            self.turn(record(tp, offset, epoch))
+
+    def subscribe(self, *own: tuple[TopicPartition, Place], **more: Any) -> Subscription:
+        return Subscription(self.channel, dict(own), **more)
+
+
+def record(tp: TopicPartition, offset: int, epoch: int = 0) -> Record:
+    return Record(tp, offset, epoch, 0, None, b"v" * 20)
+
+
+def taken(sub: Subscription, budget: int = 1 << 20) -> list[str]:
+    return sub.take(budget).decode().splitlines()
+
+
+def test_a_live_client_rides():
+    gateway = Gateway()
+    gateway.records(A, 0)
+    sub = gateway.subscribe()
+    gateway.records(A, 1)
+    gateway.records(B, 0)
+    assert taken(sub) == ["record 0 1 -> 2 0", "record 1 0 -> 2 1"]
+
+
+def test_one_that_resumes_behind_reads_alone_to_where_the_channel_stands_and_then_rides():
+    gateway = Gateway()
+    gateway.records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, Place(1)))
+    assert taken(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]
+    assert not sub.own
+    gateway.records(A, 3)
+    assert taken(sub) == ["record 0 3 -> 4 0"]
+
+
+def test_one_that_resumes_ahead_waits_for_the_head_while_others_flow():
+    gateway = Gateway()
+    sub = gateway.subscribe((A, Place(2)))
+    gateway.records(A, 0)
+    gateway.records(B, 0)
+    assert taken(sub) == ["record 1 0 -> 2 1"]
+    gateway.records(A, 1, 2)
+    assert taken(sub) == ["record 0 2 -> 3 1"]
+    assert not sub.own
+
+
+def test_an_unverified_place_is_neither_read_nor_moved():
+    gateway = Gateway()
+    gateway.records(A, 0, 1)
+    sub = gateway.subscribe((A, Place(1, 0, UNVERIFIED)))
+    gateway.records(B, 0)
+    assert taken(sub) == ["record 1 0 -> 1 1"]
+    assert sub.unverified() == [(A, Place(1, 0, UNVERIFIED))]
+    sub.verified(A, Place(1))
+    assert taken(sub) == ["record 0 1 -> 2 1"]
+
+
+def test_no_id_holds_what_was_not_told():
+    gateway = Gateway()
+    sub = gateway.subscribe((A, Place(9, 0, UNVERIFIED)))
+    sub.verified(A, Place(0), Gap(A, 9, 0, 0, Reason.TRUNCATED))
+    assert decode(sub.begin()[1].decode()).topics[0].offsets == [9, 0]
+    assert taken(sub) == ["gap 0 9 -> 0 0"]
+
+
+def test_what_no_log_holds_comes_from_kafka_and_a_late_answer_does_not():
+    gateway = Gateway(cache=1)
+    gateway.records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, Place(0)))
+    assert sub.lacks() == [(A, Place(0))]
+    sub.feed(A, Place(0), [record(A, 0), record(A, 1)])
+    assert taken(sub) == ["record 0 0 -> 1 0", "record 0 1 -> 2 0", "record 0 2 -> 3 0"]
+    sub.feed(A, Place(0), [record(A, 0)])
+    assert taken(sub) == []
+
+
+def test_who_falls_out_of_the_ring_catches_up_or_skips_or_is_let_go():
+    for slow, wanted in (
+        (SlowClient.CATCH_UP, [f"record 0 {n} -> {n + 1} 0" for n in range(8)]),
+        (SlowClient.SKIP, ["gap 0 0 -> 8 0"]),
+        (SlowClient.DISCONNECT, []),
+    ):
+        gateway = Gateway(ring=1)
+        sub = gateway.subscribe(slow=slow)
+        gateway.records(A, *range(8))
+        assert taken(sub) == wanted
+        assert sub.ended == ("slow" if slow is SlowClient.DISCONNECT else None)
+
+
+def test_one_that_is_let_go_before_its_first_id_resumes_where_it_fell():
+    gateway = Gateway(ring=1)
+    sub = gateway.subscribe(slow=SlowClient.DISCONNECT)
+    gateway.records(A, *range(8))
+    assert decode(sub.begin()[1].decode()).topics[0].offsets == [0, 0]
+
+
+def test_what_was_read_for_a_place_before_a_skip_is_not_sent_after_it():
+    gateway = Gateway(ring=1, cache=1)
+    sub = gateway.subscribe(slow=SlowClient.SKIP)
+    gateway.records(A, *range(8))
+    for tp, place in sub.lacks():
+        sub.feed(tp, place, [record(A, 0), record(A, 1)])
+    assert taken(sub) == ["gap 0 0 -> 8 0"]
+
+
+def test_a_place_in_a_log_that_went_back_is_led_over_with_a_gap():
+    gateway = Gateway()
+    gateway.records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, Place(2)))
+    gateway.turn(Gap(A, 3, 1, 1, Reason.TRUNCATED))
+    gateway.records(A, 1, epoch=1)
+    assert taken(sub) == ["gap 0 2 -> 1 0", "record 0 1 -> 2 0"]
+
+
+def test_one_that_is_ahead_of_a_log_that_was_cut_is_told_where():
+    gateway = Gateway()
+    gateway.records(A, 0, 1)
+    sub = gateway.subscribe((A, Place(5, 0)))
+    assert taken(sub) == []
+    gateway.records(A, 2, epoch=1)
+    assert taken(sub) == ["gap 0 5 -> 2 0", "record 0 2 -> 3 0"]
+
+
+def test_what_a_private_read_saw_of_a_log_that_went_back_waits_for_the_shared_read():
+    gateway = Gateway(cache=1)
+    gateway.records(A, 0, 1, 2)
+    sub = gateway.subscribe((A, Place(0)))
+    sub.feed(A, Place(0), [record(A, 0), record(A, 1, epoch=2)])
+    assert taken(sub) == ["record 0 0 -> 1 0"]
+    assert sub.lacks() == [(A, Place(1, 0))]
+
+
+def test_a_partition_that_only_the_token_knows_keeps_its_place():
+    gateway, new = Gateway(), TopicPartition("orders", 2)
+    sub = gateway.subscribe((new, Place(7, 0, UNVERIFIED)))
+    gateway.records(A, 0)
+    assert taken(sub) == ["record 0 0 -> 1 0 7"]
+    assert sub.unverified() == []
+    gateway.tail.add(Log(new, 1 << 20, 60.0), Place(0))
+    assert sub.unverified() == [(new, Place(7, 0, UNVERIFIED))]
+
+
+def test_a_count_ends_after_so_many_records():
+    gateway = Gateway()
+    gateway.records(A, *range(5))
+    sub = gateway.subscribe((A, Place(0)), count=3)
+    assert len(taken(sub)) == 3
+    assert sub.ended == "until"
+
+
+def test_an_end_is_reached_when_all_partitions_have():
+    gateway = Gateway()
+    gateway.records(A, 0, 1)
+    sub = gateway.subscribe((A, Place(0)), until={A: 2, B: 1})
+    assert len(taken(sub)) == 2
+    assert sub.ended is None
+    gateway.records(A, 2)
+    gateway.records(B, 0)
+    assert taken(sub) == ["record 1 0 -> 2 1"]
+    assert sub.ended == "until"
+
+
+def test_only_what_retention_took_ends_those_who_want_to_fail():
+    gateway = Gateway(fails=["orders"])
+    skipping, failing = gateway.subscribe((A, Place(0, NO_EPOCH))), gateway.subscribe()
+    gateway.turn(Gap(B, 0, 4, 0, Reason.SKIPPED))
+    taken(skipping)
+    assert skipping.ended is None
+    gateway.turn(Gap(B, 4, 6, 0, Reason.RETENTION))
+    assert taken(failing)[-1] == "gap 1 4 -> 0 6"
+    assert failing.ended == "offset-out-of-range"
