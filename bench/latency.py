@@ -24,7 +24,7 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
     topic, producer = kafka.topic(size.partitions), Producer(kafka.servers)
     async with (
         gateway_of(kafka.servers, topic) as gateway,
-        streams(gateway, topic, size.clients, hears=True) as clients,
+        streams(gateway, topic, size.clients, listens=True) as clients,
     ):
         since = await producer.warm(topic, size.partitions)
         with spent(gateway) as cost:
@@ -33,10 +33,11 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
             for client in clients:
                 await client.until(producer.sent)
     acked = [after - before for _, before, after in producer.acked if before > since]
-    delivered = sum(client.records for client in clients)
+    received = latencies(clients, since)
+    delivered = len(received)  # without those of the warming, whose cost is not in `cost` either
     load = f"{size.clients} clients, {size.rate:g} msg/s"
     return [
-        *times(f"produced to received, {load}", latencies(clients, since)),
+        *times(f"produced to received, {load}", received),
         *times("produced to acknowledged by Kafka", acked),
         Figure(f"gateway CPU, {load}", 100 * cost.cpu / cost.wall, "% of a core"),
         Figure("CPU of one delivery at that pace", 1e6 * cost.cpu / delivered, "us", delivered),
