@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -198,6 +199,28 @@ async def test_it_reads_with_a_bearer_token_that_is_issued_to_it(secured: LocalK
     assert asked[0][0] == "Basic " + base64.b64encode(b"gateway:s3cret").decode()
     assert asked[0][1] == {"grant_type": ["client_credentials"], "scope": ["kafka"]}
     assert len(asked) == 1, "kept for all connections while it is valid"
+
+
+async def test_it_speaks_https_itself_and_ends_in_order(kafka: Broker, authority: Authority):
+    name, pem = kafka.topic(), str(authority.signed("web"))
+    config = config_for(kafka.servers, [name], listen={"tls": {"certificate": pem, "key": pem}})
+    async with (
+        Oracle(kafka.servers) as oracle,
+        running_gateway(config, ready=False) as gateway,
+        httpx.AsyncClient(verify=authority.context(), trust_env=False, timeout=30) as http,
+    ):
+        assert gateway.base_url.startswith("https://")
+        async with http.stream("GET", f"{gateway.base_url}/events/{name}") as answer:
+            body = ""
+            async for piece in answer.aiter_text():
+                if not body:
+                    acked = await oracle.produce(name, 5)
+                body += piece
+                if (acked[-1].value or b"").decode() in body and gateway.alive:
+                    gateway.signal(signal.SIGTERM)
+        assert body.endswith('event: end\ndata: {"reason":"drain"}\n\n')
+        await http.aclose()  # a kept connection would have to take part in TLS's farewell
+        assert await gateway.stop() == 0
 
 
 async def test_every_codec_of_the_producers_is_read(kafka: Broker):

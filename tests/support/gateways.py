@@ -31,7 +31,7 @@ COMMAND = (sys.executable, "-m", "gateway", "run", "-c")
 STARTS_WITHIN = 30.0  # s
 STOPS_WITHIN = 30.0  # s; longer than any drain a test configures
 
-_LISTENING = re.compile(r"listening on (http://\S+?):(\d+)")
+_LISTENING = re.compile(r"listening on (https?://\S+?):(\d+)")
 
 Config = Mapping[str, Any]
 
