@@ -301,18 +301,17 @@ class Hub:
         slow: SlowClient,
         deadline: float,
     ) -> Subscription:
-        tail = shared.tail
+        tail, until = shared.tail, None
+        if start.until is not None:
+            until = await self._until(tail, start.until, deadline)
         own: Position = {}
         token = start.token
-        if token is not None:
+        if token is not None:  # places are of the topic ids that are known at this instant
             if resume.is_recreated(token, tail):  # or is it our metadata that is old?
                 await self.cluster.metadata.refresh("a token has another topic id")
             own = resume.places(token, tail)
         elif start.since is not None:
             own = await self._found(tail, start.since, deadline)
-        until = None
-        if start.until is not None:
-            until = await self._until(tail, start.until, deadline)
         return Subscription(
             channel,
             own,

@@ -461,7 +461,7 @@ def test_two_thousand_partitions_resume_at_replicas_of_different_progress() -> N
     written = dict.fromkeys(tps, 0)
     pad = b"x" * 200
     log = []
-    for n in range(6000):
+    for n in range(3000):
         tp = random.choice(tps)
         log.append(Record(tp, written[tp], 0, 0, b"%d" % n, pad))
         written[tp] += 1
