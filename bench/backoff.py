@@ -43,7 +43,7 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
         gateway_of(proxy.bootstrap, topic) as gateway,
         producer.steadily(topic, size.partitions, size.rate),
     ):
-        stream = await Stream.connect(gateway, topic, hears=True)
+        stream = await Stream.connect(gateway, topic, listens=True)
         await stream.until(1)
         asked, back = await _gone(proxy, stream, size.seconds)
         backs = [(await _gone(proxy, stream, size.away))[1] for _ in range(size.returns)]

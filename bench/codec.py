@@ -29,7 +29,7 @@ CODECS = {"none": 0, "lz4": 3}
 
 @dataclass(frozen=True)
 class Size:
-    records: int = 20_000
+    records: int = 10_000
     repeats: int = 5
     partitions: int = 12
     bytes: int = 200

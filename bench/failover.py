@@ -49,7 +49,7 @@ async def _fail(kafka: Kafka, size: Size, name: str, hurt: Callable[[int], None]
     patience = {"socket.timeout.ms": 1000, "reconnect.backoff.max.ms": 200}
     producer = Producer(kafka.servers, **patience)
     async with gateway_of(kafka.servers, topic) as gateway:
-        stream = await Stream.connect(gateway, topic, hears=True)
+        stream = await Stream.connect(gateway, topic, listens=True)
         async with producer.steadily(topic, len(LEADERS), size.rate):
             await until(lambda: _heard(stream, 0.0) == set(range(len(LEADERS))), within=PATIENCE)
             await asyncio.sleep(size.before)

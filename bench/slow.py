@@ -33,7 +33,7 @@ async def measure(kafka: Kafka, size: Size = Size()) -> list[Figure]:
     topic, producer = kafka.topic(size.partitions), Producer(kafka.servers)
     async with (
         gateway_of(kafka.servers, topic) as gateway,
-        streams(gateway, topic, size.clients - 1, hears=True) as others,
+        streams(gateway, topic, size.clients - 1, listens=True) as others,
     ):
         slow = await Stream.connect(gateway, topic, receive_buffer=8192)
         since = await producer.warm(topic, size.partitions)

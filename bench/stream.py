@@ -10,7 +10,7 @@ import asyncio
 import re
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Self
 
@@ -36,12 +36,12 @@ class Heard(NamedTuple):
 class Stream(asyncio.Protocol):
     """One connection.
 
-    records:  how many came.         heard: all that came, if `hears`.
+    records:  how many came.         heard: all that came, if it `listens`.
     asked_at: before connecting.     began_at: the first block was whole.
     first_at, last_at: the first and the last piece with records.
     """
 
-    def __init__(self, request: bytes, hears: bool) -> None:
+    def __init__(self, request: bytes, listens: bool) -> None:
         self.records = self.bytes = 0
         self.heard: list[Heard] = []
         self.token = b""
@@ -49,7 +49,7 @@ class Stream(asyncio.Protocol):
         self.began_at = self.first_at = self.last_at = 0.0
         self.closed = False
         self._request = request
-        self._hears = hears
+        self._listens = listens
         self._opening = b""
         self._rest = b""
         self._begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,14 +62,14 @@ class Stream(asyncio.Protocol):
         *,
         query: str = "",
         token: bytes = b"",
-        hears: bool = False,
+        listens: bool = False,
         receive_buffer: int | None = None,
     ) -> Self:
         """Return when the stream has begun. Raises ConnectionError with the answer if not."""
         request = f"GET /events/{topic}{query} HTTP/1.1\r\nHost: bench\r\n".encode()
         request += b"Last-Event-ID: %b\r\n" % token if token else b""
         host, port = "127.0.0.1", gateway.port
-        stream = cls(request + b"Accept: text/event-stream\r\n\r\n", hears)
+        stream = cls(request + b"Accept: text/event-stream\r\n\r\n", listens)
         sock = socket.socket()
         sock.setblocking(False)
         if receive_buffer is not None:
@@ -96,7 +96,7 @@ class Stream(asyncio.Protocol):
             self.first_at = self.first_at or now
             self.last_at = now
             self.records += count
-        if self._hears:
+        if self._listens:
             self._hear(data, now)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -109,13 +109,23 @@ class Stream(asyncio.Protocol):
 
     async def until(self, records: int) -> None:
         """Until so many have come in all. Raises ConnectionError if the stream ends before."""
+        await self.hears(
+            lambda: self.records >= records,
+            lambda: f"{records} records, {self.records} came",
+        )
+
+    async def hears(self, condition: Callable[[], bool], what: str | Callable[[], str]) -> None:
+        """Until the condition, likewise."""
 
         def met() -> bool:
-            if self.closed and self.records < records:
-                raise ConnectionError(f"the stream ended after {self.records} of {records}")
-            return self.records >= records
+            if self.closed and not condition():
+                raise ConnectionError(f"the stream ended before {told()}")
+            return condition()
 
-        await until(met, lambda: f"{records} records, {self.records} came", PATIENCE, 0.002)
+        def told() -> str:
+            return what if isinstance(what, str) else what()
+
+        await until(met, told, PATIENCE, 0.002)
 
     def _open(self, data: bytes, now: float) -> None:
         self._opening += data
@@ -135,10 +145,10 @@ class Stream(asyncio.Protocol):
 
 @asynccontextmanager
 async def streams(
-    gateway: Gateway, topic: str, count: int, *, hears: bool = False
+    gateway: Gateway, topic: str, count: int, *, listens: bool = False
 ) -> AsyncIterator[list[Stream]]:
     """So many that have begun; closed with the block."""
-    opened = [Stream.connect(gateway, topic, hears=hears) for _ in range(count)]
+    opened = [Stream.connect(gateway, topic, listens=listens) for _ in range(count)]
     all_of = await asyncio.gather(*opened)
     try:
         yield all_of
