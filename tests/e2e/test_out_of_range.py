@@ -21,9 +21,9 @@ import pytest
 from confluent_kafka import KafkaException
 from support.brokers import Broker
 from support.clients.hasty import Hasty
-from support.gateways import config_for, running_gateway
+from support.gateways import config_for, route, running_gateway
 from support.heard import GapEvent, Received, gaps
-from support.oracle import Oracle, heard
+from support.oracle import Acked, Oracle, heard
 from support.proxy import Api, KafkaProxy, Request
 from support.until import until
 
@@ -82,14 +82,24 @@ async def records(client: Hasty, count: int) -> None:
     await client.wait(lambda e: sum(each["event"] == "message" for each in e) >= count, WITHIN)
 
 
-async def whole(oracle: Oracle, clients: Sequence[Hasty], topic: str, partitions: int) -> None:
+def everything(acked: Acked) -> bool:
+    return True
+
+
+async def whole(
+    oracle: Oracle,
+    clients: Sequence[Hasty],
+    topic: str,
+    partitions: int,
+    view: Callable[[Acked], bool] = everything,
+) -> None:
     """Each has heard to the end, and nothing speaks against any."""
-    ends = {tp: offset - 1 for tp, offset in oracle.end().items() if tp.topic == topic and offset}
-    last = {a.value for a in oracle.acknowledged() if ends.get(a.tp) == a.offset}
+    last = {a.tp: a.value for a in oracle.acknowledged() if view(a)}
+    ends = set(last.values())
     for client in clients:
         with contextlib.suppress(TimeoutError):  # the oracle says better what is missing
-            await until(lambda client=client: last <= values(client), within=30, every=0.1)
-        oracle.check_events(judged(client), start=zero(topic, partitions))
+            await until(lambda client=client: ends <= values(client), within=30, every=0.1)
+        oracle.check_events(judged(client), start=zero(topic, partitions), view=view)
 
 
 class Held:
@@ -261,6 +271,45 @@ async def test_chasing_a_log_start_that_moves_is_one_gap(
         assert told(live) == [GapEvent(TopicPartition(name, 0), 11, 100, "retention")]
         assert asked == 6
         assert asked <= len(held.errors)
+
+
+async def test_many_clients_are_told_alike_and_nobody_of_what_the_leader_does_not_confirm(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    """Riders, some cut while brokers are hidden, one with a filter; then a fetch is refused as
+    out of range, as by a follower that is behind, although the leader has the offset."""
+    name = topic(partitions=4)
+    filtered = {"topic": name, "format": "envelope", "filters": [{"key": "key-1"}]}
+    routes = [route(name, "envelope"), {"when": [{"path": "/keyed"}], "with": filtered}]
+    made = {"name": name, "cache": {"bytes": "1B"}}
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(kafka.servers))
+        proxy = await stack.enter_async_context(KafkaProxy.around(kafka.servers))
+        held = Held(kafka, proxy, oracle)
+        gateway = await stack.enter_async_context(
+            running_gateway(config_for(proxy.bootstrap, [made], routes))
+        )
+        riders = [Hasty(f"{gateway.base_url}/records/{name}") for _ in range(20)]
+        keyed = Hasty(f"{gateway.base_url}/keyed")
+        clients = [*riders, keyed]
+        await stack.enter_async_context(listening(*clients))
+        for n in range(3):
+            for client in riders[: 5 * n]:
+                client.cut()
+            await held.advance(name, 4, lost=13, kept=7)
+            for client in clients:
+                await client.wait(lambda _, c=client, n=n: len(told(c)) >= 4 * n + 4, WITHIN)
+        since, before = time.monotonic(), len(held.errors)
+        refusals = proxy.inject(Api.FETCH, OFFSET_OUT_OF_RANGE, topic=name, partition=1, times=3)
+        await oracle.produce(name, 20)
+        await until(lambda: refusals.hits == 3, "refusals")
+        await whole(oracle, riders, name, 4)
+        await whole(oracle, [keyed], name, 4, view=lambda acked: acked.key == b"key-1")
+        asked = proxy.count(Api.LIST_OFFSETS, since=since)
+        print(f"{refusals.hits} false refusals, {asked} ListOffsets")
+        assert asked <= 3 + len(held.errors) - before
+        for client in clients:
+            assert len(told(client)) == 12
 
 
 async def test_a_client_that_stopped_reading_is_told_what_went_meanwhile(
