@@ -246,12 +246,12 @@ class Client:
             born=0.0,  # long ago: an end asked for now is not the end then
             epoch=epoch,
             leaderless=epoch != NO_EPOCH,
-            skew=int(self._hub.topic(tp.topic).clock_skew * 1000),
+            skew=int(self._hub.topics.settings(tp.topic).clock_skew * 1000),
         )
 
     def _compacted(self, tp: TopicPartition, place: Place) -> Gap | None:
         """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""
-        kept, token = self._hub.tombstones.get(tp.topic), self._token
+        kept, token = self._hub.topics.tombstones.get(tp.topic), self._token
         end = self._shared.tail.logs[tp].next
         if kept is None or token is None or place.offset is None or end is None:
             return None

@@ -56,9 +56,8 @@ def check(token: Token, cluster: str, topics: tuple[str, ...]) -> None:
 
 def places(token: Token, tail: Tail) -> Position:
     """What the token says of each partition, unverified; RETIRED if it is of an earlier topic
-    of the name. Partitions it does not speak of came
-    into being after it: they start at 0; topics it does not speak of were added to the route:
-    they start with the tail."""
+    of the name. Partitions it does not speak of came into being after it: they start at 0;
+    topics it does not speak of were added to the route: they start with the tail."""
     own: Position = {}
     known = token.among(tail.ids)
     for tp in tail.logs:

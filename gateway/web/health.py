@@ -23,7 +23,7 @@ async def ready(request: Request) -> Response:
     if not hub.cluster.reachable:
         error = hub.cluster.error
         reasons.append(f"no broker was reached: {error or 'still connecting'}")
-    reasons += [f"bootstrap topic {name} is not warm yet" for name in hub.cold()]
+    reasons += [f"bootstrap topic {name} is not warm yet" for name in hub.topics.cold()]
     if hub.draining:
         reasons.append("draining")
     body: dict[str, Any] = {"status": "not ready" if reasons else "ready", "reasons": reasons}

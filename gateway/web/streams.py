@@ -107,7 +107,7 @@ class Streams:
 
     def _default(self, view: View) -> Literal["live", "earliest"]:
         """`defaultOffset`: historical only if every topic of the view is."""
-        topics = [self._hub.topic(name) for name in view.topics]
+        topics = [self._hub.topics.settings(name) for name in view.topics]
         return "earliest" if all(t.default_offset == "historical" for t in topics) else "live"
 
 

@@ -100,12 +100,12 @@ async def test_a_bootstrap_topic_is_read_before_anyone_comes_and_goes_on_being(
     monkeypatch.setattr(hubs, "LINGER", 0.0)
     embedded.create_topic("orders")
     async with hub_on(embedded, bootstrap=["orders"]) as hub:
-        assert hub.cold() == ["orders"]
-        await until(lambda: not hub.cold(), "it is warm")
+        assert hub.topics.cold() == ["orders"]
+        await until(lambda: not hub.topics.cold(), "it is warm")
         (await join(hub)).close()
         await until(lambda: not hub._tails, "the client is forgotten")
         assert hub.feeds.topics == {"orders"}
-        assert hub.cold() == []
+        assert hub.topics.cold() == []
 
 
 async def test_a_bootstrap_topic_that_is_not_there_yet_is_waited_for(embedded: EmbeddedKafka):
@@ -113,7 +113,7 @@ async def test_a_bootstrap_topic_that_is_not_there_yet_is_waited_for(embedded: E
         with pytest.raises(UnknownTopic, match="orders"):
             await join(hub)
         embedded.create_topic("orders")
-        await until(lambda: not hub.cold(), "it is warm")
+        await until(lambda: not hub.topics.cold(), "it is warm")
 
 
 async def test_draining_ends_every_stream_with_a_word(embedded: EmbeddedKafka):
@@ -163,16 +163,37 @@ async def test_the_sweep_leaves_a_topic_alone_while_another_of_its_view_is_opene
     for topic in ("one", "two"):
         embedded.create_topic(topic, 2)
     async with hub_on(embedded) as hub:
-        opened = hub._open
+        opened = hub.topics._open
 
         async def swept(name: str) -> None:
             await opened(name)
             hub._sweep(asyncio.get_running_loop().time())
 
-        monkeypatch.setattr(hub, "_open", swept)
+        monkeypatch.setattr(hub.topics, "_open", swept)
         client = await join(hub, View(("one", "two"), Filters(), "value", "error"))
         partitions = set(client.subscription.channel.tail.logs)
         assert partitions == {TopicPartition(t, p) for t in ("one", "two") for p in (0, 1)}
+
+
+async def test_a_client_whose_start_is_looked_up_rides_the_channel_that_is_fed(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """Its channel was made first, and, followed by nobody yet, swept away while Kafka was asked
+    for the start: the client then followed a channel that nothing was published to."""
+    embedded.create_topic("orders", 1)
+    async with hub_on(embedded) as hub:
+        await join(hub)
+        resolve = hub.archive.resolve
+
+        async def swept(*asked: Any) -> Any:
+            hub._sweep(asyncio.get_running_loop().time())
+            return await resolve(*asked)
+
+        monkeypatch.setattr(hub.archive, "resolve", swept)
+        view = View(("orders",), Filters(), "envelope", "error")
+        client = await join(hub, view, Start(origin="earliest"))
+        (shared,) = hub._tails.values()
+        assert client.subscription.channel in shared.channels.values()
 
 
 async def test_the_cache_is_one_for_all_partitions_of_a_topic(embedded: EmbeddedKafka):

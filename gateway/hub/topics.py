@@ -1,0 +1,196 @@
+"""The topics that are read: found, allowed, kept open while somebody looks at them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from ..config import Kafka, Topic
+from ..core.record import TopicPartition
+from ..core.recovery import Cause
+from ..errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
+from ..kafka.cluster import Cluster
+from ..kafka.connections import Role
+from ..kafka.fetch_messages import Want
+from .feeds import Feeds
+
+log = logging.getLogger(__name__)
+
+PROBE = 1.0  # seconds to wait for a broker's word on access
+DENIED = 29
+_NOWHERE = 1 << 62  # an offset no log has: the answer carries an error, never records
+
+
+class Topics:
+    """Opens topics: their partitions are read from then on.
+
+    tombstones: seconds for which each compacted topic keeps what it deleted.
+    """
+
+    def __init__(self, cluster: Cluster, kafka: Kafka) -> None:
+        self.cluster = cluster
+        self.tombstones: dict[str, float | None] = {}
+        self.feeds: Feeds
+        self._bootstrap = kafka.bootstrap
+        self._settings: dict[str, Topic] = {topic.name: topic for topic in kafka.topics}
+        self._opening: dict[str, asyncio.Task[None]] = {}
+        self._held: Counter[str] = Counter()
+        self._warming: list[asyncio.Task[None]] = []
+
+    def start(self, feeds: Feeds) -> None:
+        self.feeds = feeds
+        self._warming = [asyncio.create_task(self._warm(name)) for name in self._bootstrap]
+
+    async def close(self) -> None:
+        tasks = [*self._warming, *self._opening.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def settings(self, name: str) -> Topic:
+        return self._settings.get(name) or Topic(name=name)
+
+    def id(self, name: str) -> str:
+        """The topic id as text, empty while it is not known."""
+        known = self.cluster.topic(name)
+        return str(known.topic_id or "") if known is not None else ""
+
+    @property
+    def held(self) -> set[str]:
+        """What a client is just about to look at."""
+        return set(+self._held)
+
+    @property
+    def wanted(self) -> set[str]:
+        """What is to stay open although no client looks at it."""
+        return {*self._bootstrap, *self._opening, *self.held}
+
+    def cold(self) -> list[str]:
+        """The bootstrap topics of which not every partition has been read yet."""
+        return [name for name in self._bootstrap if not self._is_warm(name)]
+
+    @contextlib.contextmanager
+    def holding(self, topics: Iterable[str]) -> Iterator[None]:
+        """Nobody looks at a topic while another of the same view is being opened: the sweep
+        must not take it for one that is left."""
+        self._held.update(topics)
+        try:
+            yield
+        finally:
+            self._held.subtract(topics)
+
+    async def open_by(self, deadline: float, topics: Iterable[str], *, known: bool) -> None:
+        """A client is not kept waiting for brokers that do not answer, only for partitions."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._open_all(topics, known=known)
+        except TimeoutError:
+            why = self.cluster.error or "no broker answered in time"
+            raise BrokerUnavailable(f"{why}; try again", retry_after=1.0) from None
+
+    async def _open_all(self, topics: Iterable[str], *, known: bool) -> None:
+        for name in topics:
+            try:
+                await self._open(name)
+            except UnknownTopic:
+                if not known:
+                    raise
+                self.cluster.metadata.watch(name)
+
+    async def _open(self, name: str) -> None:
+        """Watch a topic and read all of its partitions; once for all who ask."""
+        if self.cluster.topic(name) is not None and self._is_open(name):
+            await self._check_known(name)
+            return
+        opening = self._opening.get(name)
+        if opening is None:
+            opening = self._opening[name] = asyncio.create_task(self._open_topic(name))
+            opening.add_done_callback(lambda done: self._opened(name, done))
+        await asyncio.shield(opening)
+
+    def _opened(self, name: str, done: asyncio.Task[None]) -> None:
+        self._opening.pop(name, None)
+        if not done.cancelled():
+            done.exception()
+
+    def _is_open(self, name: str) -> bool:
+        return any(tp.topic == name for tp in self.feeds.by_partition)
+
+    async def _check_known(self, name: str) -> None:
+        """A topic that is being read may have been deleted or forbidden since."""
+        known = self.cluster.topic(name)
+        if known is not None and known.error not in (0, DENIED):
+            await self.cluster.describe(name)
+        feeds = [feed for tp, feed in self.feeds.by_partition.items() if tp.topic == name]
+        denied = all(feed.reading.cause is Cause.DENIED for feed in feeds)
+        if denied or (known is not None and known.error == DENIED):
+            raise AccessDenied(
+                f"the gateway may not read {name}; allow it DESCRIBE and READ", topic=name
+            )
+
+    async def _open_topic(self, name: str) -> None:
+        self.cluster.metadata.watch(name, await self.cluster.describe(name))
+        while self.cluster.topic(name) is None:
+            await self.cluster.metadata.refresh(f"{name} is new here")
+        await self._probe(name)
+        self.tombstones[name] = await self._tombstones(name)
+        self.feeds.open(name)
+
+    async def _probe(self, name: str) -> None:
+        """Raises AccessDenied if the brokers do not let us read. Asked before reading, or
+        clients would be begun a stream that can never hold anything."""
+        known = self.cluster.topic(name)
+        nodes: dict[int, tuple[TopicPartition, Want]] = {}
+        for p, partition in (known.partitions if known else {}).items():
+            if partition.leader >= 0 and known is not None:
+                want = Want(_NOWHERE, partition.leader_epoch, known.topic_id, max_bytes=1)
+                nodes.setdefault(partition.leader, (TopicPartition(name, p), want))
+        asking = [
+            asyncio.create_task(self._may_read(node, *asked)) for node, asked in nodes.items()
+        ]
+        if not asking:
+            return
+        try:
+            for answer in asyncio.as_completed(asking, timeout=PROBE):
+                if await answer is not None:
+                    return
+        except TimeoutError:
+            return
+        finally:
+            for task in asking:
+                task.cancel()
+
+    async def _tombstones(self, name: str) -> float | None:
+        try:
+            async with asyncio.timeout(PROBE):
+                return await self.cluster.deletes_after(name)
+        except (KafkaError, TimeoutError):
+            return None
+
+    async def _may_read(self, node: int, tp: TopicPartition, want: Want) -> bool | None:
+        try:
+            got = await self.cluster.fetch(node, Role.CATCHUP, {tp: want}, max_wait=0.0)
+        except AccessDenied:
+            raise
+        except KafkaError:
+            return None
+        if got[tp].error_code == DENIED:
+            raise AccessDenied(
+                f"the gateway may not read {tp.topic}; allow it READ", topic=tp.topic
+            )
+        return True
+
+    async def _warm(self, name: str) -> None:
+        while not self._is_open(name):
+            try:
+                await self._open(name)
+            except KafkaError as exc:
+                log.warning("bootstrap of %s waits: %s", name, exc)
+                await asyncio.sleep(exc.retry_after or 1.0)
+
+    def _is_warm(self, name: str) -> bool:
+        feeds = [f for tp, f in self.feeds.by_partition.items() if tp.topic == name]
+        return bool(feeds) and all(feed.log.next is not None for feed in feeds)
