@@ -7,7 +7,7 @@ import base64
 import json
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from starlette.routing import Route
 from support.admin import Admin
 from support.brokers import Broker
 from support.certificates import Authority
+from support.clients.client import Event
 from support.clients.raw import RawClient
 from support.gateways import config_for, running_gateway
 from support.needs import absent
@@ -96,6 +97,10 @@ def configured(kafka: LocalKafka, listener: str, **security: Any) -> dict[str, A
     return config_for(servers, [TOPIC], kafka={"security": security})
 
 
+def has(count: int) -> Callable[[Sequence[Event]], bool]:
+    return lambda events: sum(each["event"] == "message" for each in events) >= count
+
+
 async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
     """A gateway with these credentials streams what is written, live and from before."""
     async with (
@@ -105,7 +110,7 @@ async def reads(kafka: LocalKafka, listener: str, **security: Any) -> None:
     ):
         await client.wait(1)
         await oracle.produce(TOPIC, 10)
-        await client.wait(lambda events: sum(e["event"] == "message" for e in events) == 10)
+        await client.wait(has(10))
         oracle.check_events(client.events)
         async with httpx.AsyncClient(trust_env=False) as http:
             url = f"{gateway.base_url}/records/{TOPIC}?from=earliest&until=latest"
@@ -238,7 +243,7 @@ async def test_every_codec_of_the_producers_is_read(kafka: Broker):
                 async with Oracle(kafka.servers, compression_type=codec, linger_ms=20) as oracle:
                     await oracle.produce(name, 40, fields={"padding": "x" * 300})
                     seen += [acked.value or b"" for acked in oracle.acknowledged()]
-            await client.wait(lambda events: len(events) >= len(seen) + 1)
+            await client.wait(has(len(seen)))
             got = [e for e in client.events if e["event"] == "message"]
             assert sorted(json.loads(e["data"])["value"].encode() for e in got) == sorted(seen)
         names = {each.client_id for each in network.requests(Api.FETCH)}
@@ -277,11 +282,11 @@ async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it():
             ):
                 await client.wait(1)
                 await oracle.produce("spread", 20)
-                await client.wait(21)
+                await client.wait(has(20))
                 before = {node: network[node].to_client for node in (1, 2, 3)}
                 padding = {"padding": "x" * 5000}
                 await oracle.produce("spread", 100, fields=padding)
-                await client.wait(121)
+                await client.wait(has(120))
                 oracle.check_events(
                     client.events, start={TopicPartition("spread", n): 0 for n in (0, 1)}
                 )
