@@ -10,10 +10,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..core.position import NO_EPOCH, RETIRED, Place
+from ..core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
 from ..core.reading import LATEST, Live, Since
 from ..core.record import Gap, Reason, TopicPartition
 from ..core.subscription import Subscription
@@ -69,6 +69,7 @@ class Client:
         self._woken = asyncio.Event()
         self._rang = False
         self._work: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._reads: set[TopicPartition] = set()
         subscription.wake = self._woken.set
 
     async def ready(self) -> None:
@@ -175,16 +176,27 @@ class Client:
         self._retire()
         for tp, place in subscription.unverified():
             self._do(tp, self._verify(tp, place))
-        for tp, place in subscription.lacks():
+        lacks = dict(subscription.lacks())
+        for tp, place in lacks.items():
             self._do(tp, self._fetch(tp, place))
+            self._reads.add(tp)
+        if not subscription.backlog:
+            self._let_go(self._reads - lacks.keys())
+
+    def _let_go(self, tps: Iterable[TopicPartition]) -> None:
+        """Reads whose place is in a log by now, or of one that is no more: what they wait for
+        may never come."""
+        for tp in tps:
+            self._work[tp].cancel()
 
     def _retire(self) -> None:
         """A topic was created anew while places of it had not been held against the log yet."""
         ids = self._shared.tail.ids
         if self._ids == ids:
             return
-        for tp, _ in self.subscription.unverified():
-            if self._ids[tp.topic] not in ("", ids[tp.topic]):
+        for tp, place in list(self.subscription.own.items()):
+            known = self._ids[tp.topic]
+            if place.lineage == UNVERIFIED and known not in ("", ids[tp.topic]):
                 self.subscription.retire(tp)
         self._ids = dict(ids)
 
@@ -197,6 +209,7 @@ class Client:
 
     def _did(self, tp: TopicPartition, done: asyncio.Task[None]) -> None:
         self._work.pop(tp, None)
+        self._reads.discard(tp)
         if not done.cancelled() and done.exception() is not None:
             log.error("catching up on %s failed", tp, exc_info=done.exception())
             self.subscription.ended = "error"
@@ -219,16 +232,18 @@ class Client:
             await asyncio.sleep(VERIFY_AGAIN)
             if self._shared.tail.ids != ids:
                 return
-        lineage, offset = reading.lineage, place.offset or 0
+        lineage, epoch, offset = reading.lineage, reading.leader_epoch, place.offset or 0
         if place.epoch == RETIRED:
-            gap = Gap(tp, offset, 0, NO_EPOCH, Reason.RECREATED)
+            pending = place.offset is None
+            gap = None if pending else Gap(tp, offset, 0, NO_EPOCH, Reason.RECREATED)
             self.subscription.verified(tp, Place(0, NO_EPOCH, lineage), gap)
             return
         end = await self._end_of(tp, place, offset)
         if self._shared.tail.ids != ids:
             return  # of which topic was that the end?
         if end >= offset:
-            present = place._replace(lineage=lineage)
+            # of the present epoch from now on: what was held against it need not be again
+            present = Place(offset, epoch, lineage)
             self.subscription.verified(tp, present, self._compacted(tp, place))
         else:
             gap = Gap(tp, offset, end, NO_EPOCH, Reason.TRUNCATED)
@@ -255,7 +270,7 @@ class Client:
         end = self._shared.tail.logs[tp].next
         if kept is None or token is None or place.offset is None or end is None:
             return None
-        if time.time() - token.issued <= kept or place.offset >= end:
+        if not token.issued or time.time() - token.issued <= kept or place.offset >= end:
             return None
         return Gap(tp, place.offset, end, place.epoch, Reason.COMPACTED)
 

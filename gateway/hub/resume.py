@@ -57,19 +57,15 @@ def check(token: Token, cluster: str, topics: tuple[str, ...]) -> None:
 def places(token: Token, tail: Tail) -> Position:
     """What the token says of each partition, unverified; RETIRED if it is of an earlier topic
     of the name. Partitions it does not speak of came into being after it: they start at 0;
-    topics it does not speak of were added to the route: they start with the tail."""
-    own: Position = {}
+    topics it does not speak of were added to the route: they start with the tail. Partitions
+    that only the token knows keep their places until metadata has come to know them."""
     known = token.among(tail.ids)
-    for tp in tail.logs:
-        topic = known.get(tp.topic)
-        if topic is None:
-            continue
-        if tp.partition >= len(topic.offsets):
-            own[tp] = Place(0, NO_EPOCH, UNVERIFIED)
-            continue
-        offset, epoch = topic.offsets[tp.partition], topic.epochs[tp.partition]
-        ours = topic.is_topic(tail.ids[tp.topic])
-        own[tp] = Place(offset, epoch if ours else RETIRED, UNVERIFIED)
+    own: Position = {tp: Place(0, NO_EPOCH, UNVERIFIED) for tp in tail.logs if tp.topic in known}
+    for name, topic in known.items():
+        ours = topic.is_topic(tail.ids[name])
+        for p, (offset, epoch) in enumerate(zip(topic.offsets, topic.epochs, strict=True)):
+            place = Place(offset, epoch if ours else RETIRED, UNVERIFIED)
+            own[TopicPartition(name, p)] = place
     return own
 
 

@@ -60,6 +60,12 @@ def test_a_partition_that_came_after_the_token_starts_at_its_first_record():
     assert own[TopicPartition("orders", 3)] == Place(0, NO_EPOCH, UNVERIFIED)
 
 
+def test_a_partition_that_metadata_here_does_not_know_yet_keeps_its_place():
+    """Another replica had seen it: forgotten here, it would have been read again from 0."""
+    own = places(token(ORDERS), tail(partitions=2))
+    assert own[TopicPartition("orders", 2)] == Place(7, 2, UNVERIFIED)
+
+
 def test_a_topic_that_was_added_to_the_route_starts_live_and_the_others_keep_their_place():
     own = places(token(ORDERS), tail(refunds=2))
     assert {tp.topic for tp in own} == {"orders"}
