@@ -11,6 +11,7 @@ from typing import Any
 import confluent_kafka
 
 MARK = b"~"  # once in every record, never in an id: records are counted by one byte
+POLL = 0.002  # s; an acknowledgement is noticed when librdkafka is polled
 
 
 class Producer:
@@ -93,4 +94,4 @@ class Producer:
                 self.send(topic, n % partitions, size)
                 n += 1
             self.poll()
-            await asyncio.sleep(max(0.001, began + n / rate - time.monotonic()))
+            await asyncio.sleep(min(POLL, max(0.001, began + n / rate - time.monotonic())))
