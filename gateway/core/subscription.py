@@ -108,7 +108,7 @@ class Subscription:
         self._skip()
         self._tell()
         self._ride()
-        if self.cursor == self.channel.head and not self.ended:
+        if self.own and self.cursor == self.channel.head and not self.ended:
             self._tell()
             self._read_alone()
         self.more = self._left <= 0 and not self.ended
