@@ -291,7 +291,7 @@ class Client:
         cluster = self._hub.cluster
         try:
             if place.epoch != NO_EPOCH:
-                ended = (await cluster.epoch_ends({tp: place.epoch}))[tp]
+                ended = await self._hub.epochs.end(tp, place.epoch)
                 if isinstance(ended, offsets.EpochEnd) and ended.end_offset >= 0:
                     return ended.end_offset
                 if isinstance(ended, int):

@@ -21,6 +21,7 @@ from . import resume
 from .archive import Archive
 from .client import Client
 from .encoder import SseEncoder
+from .epochs import Epochs
 from .feeds import Feeds, SharedTail
 from .resume import Start
 from .starts import ends, found
@@ -48,10 +49,12 @@ class Hub:
         self._sweeping: asyncio.Task[None]
         self.feeds: Feeds
         self.archive: Archive
+        self.epochs: Epochs
 
     async def start(self) -> None:
         self.feeds = Feeds(self.cluster, self.topics.settings)
         self.archive = Archive(self.cluster, self.topics.settings)
+        self.epochs = Epochs(self.cluster)
         self.topics.start(self.feeds)
         self._sweeping = asyncio.create_task(self._sweep_forever())
 
@@ -61,6 +64,7 @@ class Hub:
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, return_exceptions=True)
         await self.topics.close()
+        await self.epochs.close()
         await self.archive.close()
         await self.feeds.close()
 
