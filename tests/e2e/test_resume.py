@@ -387,9 +387,11 @@ async def test_tokens_of_few_and_many_partitions_resume_exactly(
         began = time.monotonic()
         async with listening(Hasty(f"{gateway.base_url}/records/{name}")) as (client,):
             taken = time.monotonic() - began
+            pending = len(told(client, "begin")[0]["pending"])
+            await until(lambda: len(told(client, "ready")) >= pending, client.state, WITHIN)
             batch = partitions > 400
             assert told(client, "begin")[0]["resume"] == ("batch" if batch else "exact")
-            assert (len(client.last_event_id) > 512) == batch
+            assert (len(client.events[0]["id"]) > 512) == batch
 
             def unique(serial: int) -> bytes:
                 return str(serial).encode()
