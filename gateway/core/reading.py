@@ -136,6 +136,7 @@ class Reading:
     log_start: int = -1
     resets: int = 0
     lineage: int = 0
+    promised: bool = False
     _upto: Place | None = None
     _validated: int = NO_EPOCH
     _above: bool = False
@@ -155,6 +156,11 @@ class Reading:
     def unsettled(self) -> bool:
         """Would a fetch that brings nothing still say something?"""
         return not self.is_ready or self.cause is not None or bool(self._gaps)
+
+    def promise(self) -> None:
+        """A client was begun and told that this partition is pending: what is written from now
+        on must reach it, so an end that is heard later is not where to start."""
+        self.promised = True
 
     def stands_on(self, epoch: int) -> bool:
         """Is the place known to be in the present leader's log, and the epoch one of its past?
@@ -260,8 +266,8 @@ class Reading:
         """Is the end of the log not where to start?"""
         if isinstance(self.start, Since):
             return self.start.timestamp != EARLIEST
-        # a frozen or hidden leader woke up: its end is not that of the connect
-        return isinstance(self.start, Live) and now - self.start.born > FRESH_END
+        # a frozen or hidden leader woke up, or a client was begun: its end is too late
+        return isinstance(self.start, Live) and (self.promised or now - self.start.born > FRESH_END)
 
     def on_epoch_end(self, epoch: int, end: int, now: float) -> list[Entry]:
         """OffsetForLeaderEpoch answered; `end` is -1 when the broker cannot tell."""

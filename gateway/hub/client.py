@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 BUDGET = 64 * 1024  # bytes taken at once
 RETRY = (1.0, 3.0)  # seconds after which EventSource comes back; drawn, so that not all do at once
+SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
 VERIFY_AGAIN = 0.05  # seconds
 
 
@@ -77,16 +78,23 @@ class Client:
         loop = asyncio.get_running_loop()
         tail = self._shared.tail
         self._hub.feeds.refresh_readiness(self._shared)
-        while not tail.readiness.begins(self._deadline, loop.time()):
+        while not self._begins(loop.time()):
             changed = loop.create_future()
             self._shared.changed.add(changed)
             try:
-                async with asyncio.timeout_at(self._deadline):
+                begun = tail.readiness.begins(self._deadline, loop.time())
+                async with asyncio.timeout(SOON) if begun else asyncio.timeout_at(self._deadline):
                     await changed
             except TimeoutError:
                 pass
             finally:
                 self._shared.changed.discard(changed)
+
+    def _begins(self, now: float) -> bool:
+        """Those that were asked for their end just now are waited for a moment: found after
+        BEGIN, they would have to start by time, with older records."""
+        due = self._shared.tail.readiness.begins(self._deadline, now)
+        return due and not self._hub.feeds.resolving(self._shared, now - SOON)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Everything the client is sent, from the first block to `end`."""
@@ -146,6 +154,7 @@ class Client:
     def _begin(self) -> bytes:
         self._hub.feeds.refresh_readiness(self._shared)
         pending, token = self.subscription.begin()
+        self._hub.feeds.promise(pending)
         tail = self._shared.tail
         data: dict[str, Any] = {
             "topics": list(tail.ids),

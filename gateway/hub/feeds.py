@@ -17,7 +17,7 @@ from ..config import Topic
 from ..core.channel import Channel, trim
 from ..core.log import Log
 from ..core.position import NO_EPOCH, Place
-from ..core.reading import At, Live, OutOfRange, Reading, Start
+from ..core.reading import At, Live, OutOfRange, Reading, Start, State
 from ..core.record import Entry, Fault, Ready, TopicPartition
 from ..core.recovery import Backoff
 from ..core.tail import Tail
@@ -129,6 +129,24 @@ class Feeds:
                 shared.tail.readiness.ready(tp)
             else:
                 shared.tail.readiness.lost(tp)
+
+    def resolving(self, shared: SharedTail, since: float) -> bool:
+        """Was a leader asked for the end of a partition after that time, without an answer yet?"""
+        readings = (self.by_partition[tp].reading for tp in shared.tail.logs)
+        return any(
+            isinstance(reading.start, Live)
+            and reading.state is State.RESOLVING
+            and reading.leader is not None
+            and reading.start.born > since
+            for reading in readings
+        )
+
+    def promise(self, pending: Iterable[TopicPartition]) -> None:
+        """A client is begun without these."""
+        for tp in pending:
+            feed = self.by_partition.get(tp)
+            if feed is not None and feed.log.next is None:
+                feed.reading.promise()
 
     def flush(self) -> None:
         """Apply what came since the last flush."""

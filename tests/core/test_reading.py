@@ -71,6 +71,17 @@ def test_an_end_told_late_by_a_frozen_leader_is_not_that_of_the_connect():
     assert read.on_listed(12, 1, BORN + 30.1) == [ready(12, approximate=True)]
 
 
+def test_an_end_told_after_a_client_was_begun_without_it_is_not_where_to_start():
+    """A new topic of 500 partitions: leaders that refused at first were asked again after BEGIN,
+    and what had been written meanwhile lay below the end they told."""
+    read = reading(live(skew=60_000))
+    assert read.todo(BORN) == ListOffset(LATEST)
+    read.promise()
+    assert read.on_listed(2, 1, BORN + 0.2) == []
+    assert read.todo(BORN + 0.2) == ListOffset(1_000_000 - 60_000)
+    assert read.on_listed(0, 1, BORN + 0.3) == [ready(0, approximate=True)]
+
+
 @pytest.mark.parametrize("start", [live(), Since(500_000)])
 def test_a_record_written_while_a_time_is_looked_up_is_not_passed_over(start: Start):
     """No record was as young as asked for; by the time the end is known one may have come."""

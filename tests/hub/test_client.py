@@ -26,6 +26,8 @@ class Hub:
 
     def refresh_readiness(self, shared: SharedTail) -> None: ...
 
+    def promise(self, pending: object) -> None: ...
+
     def leave(self, client: Client) -> None:
         self.left.append(client)
 

@@ -38,7 +38,8 @@ class Client:
     def take(self, budget: int) -> None:
         """The server writes what fits."""
         if not self.begun:
-            _, token = self.subscription.begin()
+            pending, token = self.subscription.begin()
+            self.replica.promise(pending)
             self.wire, self.begun = b"event: begin\ndata: {}\nid: %b\n\n" % token, True
         self.wire += self.subscription.take(budget)
 

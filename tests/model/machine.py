@@ -187,7 +187,13 @@ class World:
     def take(self, a: int, b: int) -> None:
         client = self.clients[a % CLIENTS]
         if client.connected:
-            client.take((1, 50, 200, 1000)[b % 4])
+            self._take(client, (1, 50, 200, 1000)[b % 4])
+
+    def _take(self, client: Client, budget: int) -> None:
+        begun = client.begun
+        client.take(budget)
+        if not begun:
+            self.oracles[client.number].began()
 
     def read(self, a: int, b: int) -> None:
         client, oracle = self.clients[a % CLIENTS], self.oracles[a % CLIENTS]
@@ -200,14 +206,14 @@ class World:
         """Everything there is goes to the client."""
         client = self.clients[a % CLIENTS]
         if client.connected:
-            client.take(1 << 20)
+            self._take(client, 1 << 20)
             self.read(a, len(client.wire))
 
     def cut(self, a: int, b: int) -> None:
         """The connection breaks anywhere in what is on its way."""
         client = self.clients[a % CLIENTS]
         if client.connected:
-            client.take(1 << 20)
+            self._take(client, 1 << 20)
             self.read(a, len(client.wire) * b // 255)
             client.cut()
 

@@ -16,6 +16,8 @@ from gateway.core.token import decode
 
 from .simulation import Kafka, Partition, Slot
 
+NEVER = 1 << 62
+
 
 class Wrong(AssertionError):
     """The stream breaks a promise."""
@@ -52,6 +54,7 @@ class Oracle:
         self.kept: tuple[str, dict[int, Stand], int] = ("", {}, 0)
         self.ids: dict[int, int | None] = {}
         self.lowered: set[int] = set()
+        self.begun = NEVER
 
     # connecting
 
@@ -59,6 +62,7 @@ class Oracle:
         """A fresh client: everything written from now on is to arrive, or simply everything.
         partitions: as many as its gateway knows."""
         begin = 0 if earliest else self.kafka.serial
+        self.begun = NEVER
         self.seen.clear()
         self.ids.clear()
         self.stands.clear()
@@ -76,6 +80,10 @@ class Oracle:
         (topic,) = decode(last_event_id).topics
         self.ids = dict(enumerate(topic.offsets))
 
+    def began(self) -> None:
+        """BEGIN went out: who writes because of it must be heard, whatever is pending."""
+        self.begun = min(self.begun, self.kafka.serial)
+
     def resolved(self, ready: Ready, life: int) -> None:
         """A live start was not known at the connect. The end of the log right after it counts
         as that of the connect; one found by time cannot know what retention took before."""
@@ -86,7 +94,8 @@ class Oracle:
         partition = self.kafka.lives[life][p]
         upto = partition.start if ready.approximate else ready.next
         if 0 < upto <= partition.end:
-            begin = max(stand.begin, partition.slots[upto - 1].serial)
+            serial = partition.slots[upto - 1].serial
+            begin = max(stand.begin, serial if ready.approximate else min(serial, self.begun))
             self.stands[p] = replace(stand, begin=begin)
             known, stands, count = self.kept
             if p in stands:

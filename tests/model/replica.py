@@ -6,7 +6,7 @@ so that answers come late, out of order, or to a reading that has moved on meanw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gateway.core.channel import Channel, trim
@@ -300,6 +300,11 @@ class Replica:
             if log.next is None and isinstance(start, Live):
                 epoch = start.epoch if start.leaderless else NO_EPOCH
                 self.tail.await_since(tp, epoch, start.since // 1000)
+
+    def promise(self, pending: Iterable[TopicPartition]) -> None:
+        """A client was begun without them."""
+        for tp in pending:
+            self.jobs[tp].reading.promise()
 
     def close(self, sub: Subscription) -> None:
         sub.close()

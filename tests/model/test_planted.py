@@ -84,6 +84,11 @@ def a_jump_of_offsets_is_told_as_a_gap(patch: pytest.MonkeyPatch) -> None:
 
 
 @plant
+def an_end_told_after_begin_is_where_to_start(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Reading, "promise", lambda self: None)
+
+
+@plant
 def a_place_counts_before_its_gap_was_told(patch: pytest.MonkeyPatch) -> None:
     verified = Subscription.verified
 
