@@ -37,4 +37,3 @@ class Place(NamedTuple):
 
 
 Position: TypeAlias = dict[TopicPartition, Place]
-PENDING = Place(None)

@@ -23,7 +23,6 @@ _AGO = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d)")
 _COUNT = re.compile(r"[0-9]{1,12}")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 SLACK = 5_000  # milliseconds by which a start may be older than the route's history
-PARAMETERS = frozenset({"from", "until", "lastEventId"})
 
 T = TypeVar("T")
 History = Literal["none", "all"] | float
