@@ -169,9 +169,11 @@ async def test_a_start_in_the_past_does_not_wait_for_a_hidden_leader_either(kafk
 async def test_a_leaderless_partition_starts_where_it_ended_at_the_connect(kafka3):
     """Exactly there, whatever the clocks say; also for one who resumes elsewhere meanwhile."""
     async with scene(kafka3) as s:
+        await s.flow.pause(s.out)
+        ends = {tp: len(s.flow.acked[tp]) for tp in s.out}
         kafka3.local.node(NODE).kill()
         await leaders(kafka3, s.topic, lambda led: len(led) == len(s.others))
-        ends = {tp: len(s.flow.acked[tp]) for tp in s.out}
+        s.flow.resume()
         async with (
             running_gateway(s.config()) as gateway,
             running_gateway(s.config()) as second,

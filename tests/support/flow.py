@@ -60,6 +60,7 @@ class Flow:
         self._ahead = ahead
         self.acked: dict[TopicPartition, dict[int, float]] = defaultdict(dict)
         self._waiting: Counter[TopicPartition] = Counter()
+        self._paused: set[TopicPartition] = set()
         self._running: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -78,6 +79,22 @@ class Flow:
         self._running[0].cancel()
         await until(lambda: not +self._waiting, lambda: f"answers: {self._waiting}", within)
 
+    async def pause(self, tps: Iterable[TopicPartition], within: float = 60.0) -> None:
+        """Write no more to these until `resume`; returns when all of theirs is acknowledged.
+
+        A leader that is killed may have kept a record that it did not acknowledge: where such a
+        partition ends, only a writer that waited can say.
+        """
+        self._paused = paused = set(tps)
+        await until(
+            lambda: not any(self._waiting[tp] for tp in paused),
+            lambda: f"answers: {self._waiting}",
+            within,
+        )
+
+    def resume(self) -> None:
+        self._paused = set()
+
     def write(self, tps: Iterable[TopicPartition], count: int) -> None:
         """So many more to each of these partitions, at once."""
         for tp in tps:
@@ -91,7 +108,7 @@ class Flow:
     async def _write(self) -> None:
         while True:
             for tp in self.tps:
-                if self._waiting[tp] < self._ahead:
+                if self._waiting[tp] < self._ahead and tp not in self._paused:
                     self._send(tp)
             await asyncio.sleep(self._every)
 
