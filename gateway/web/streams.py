@@ -12,15 +12,15 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
 from ..config import Route, Settings
-from ..core.filters import Filter, Filters
 from ..core.subscription import SlowClient
-from ..errors import AccessDenied, KafkaError, RequestError, TokenError, UnknownTopic
+from ..errors import AccessDenied, KafkaError, TokenError, UnknownTopic
 from ..hub.client import Client
 from ..hub.hub import Hub
 from ..hub.resume import Start
 from ..hub.view import View
 from . import query
 from .sse import HEADERS, StreamResponse, unavailable
+from .views import view_of
 
 ALLOW = {"Allow": "GET, HEAD, OPTIONS"}
 
@@ -109,29 +109,6 @@ class Streams:
         """`defaultOffset`: historical only if every topic of the view is."""
         topics = [self._hub.topics.settings(name) for name in view.topics]
         return "earliest" if all(t.default_offset == "historical" for t in topics) else "live"
-
-
-def view_of(route: Route, params: Mapping[str, str], asked: Mapping[str, str]) -> View:
-    """The view of one request. Raises RequestError where a template lacks its value."""
-    with_ = route.with_
-    topics = tuple(template.render(params=params, query=asked) for template in with_.sources)
-    if any(not topic or len(topic) > 249 for topic in topics):
-        raise RequestError(404, "Unknown topic", "this path names no topic; see the routes")
-    filters = tuple(
-        Filter(
-            key=one.key.render(params=params, query=asked).encode() if one.key else None,
-            headers=tuple(
-                (name, template.render(params=params, query=asked).encode())
-                for name, template in sorted(one.headers.items())
-            ),
-            fields=tuple(
-                (pointer, template.render(params=params, query=asked))
-                for pointer, template in sorted(one.value.items())
-            ),
-        )
-        for one in with_.filters
-    )
-    return View(tuple(dict.fromkeys(topics)), Filters(filters), with_.format, with_.binary)
 
 
 def _without_token(start: Start) -> Start:
