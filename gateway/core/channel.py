@@ -23,26 +23,32 @@ ID_BYTES = 64 * 1024  # where ids come in batches: at most this much without one
 OVERHEAD = 256  # bytes that a chunk costs beside its data
 
 
-class Encoder(Protocol):
-    """How entries become bytes on one kind of wire. An event is a head and an end; the end
-    carries the id, so that it comes after the data."""
-
-    def head(self, entry: Entry) -> bytes | None:
-        """An event without its end; None for what is not told."""
-
-    def position(self) -> bytes:
-        """The event that only carries an id."""
-
-    def end(self, token: bytes | None) -> bytes:
-        """The end of an event, with an id if there is one."""
-
-
 class Event(NamedTuple):
-    """`tp`: the partition it moves on; None for what all may hear, wherever they are in it."""
+    """One event, not on a wire yet.
+
+    tp:    the partition it moves on; None for what all may hear, wherever they are in it.
+    head:  what all clients of the view share of it.
+    text:  of its id; None for an event without.
+    counts: it is a record.
+    """
 
     tp: TopicPartition | None
     head: bytes
     text: bytes | None
+    counts: bool = False
+
+
+class Encoder(Protocol):
+    """How entries become bytes on one kind of wire."""
+
+    def head(self, entry: Entry) -> bytes | None:
+        """An event without its id; None for what is not told."""
+
+    def position(self) -> bytes:
+        """The event that only carries an id."""
+
+    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        """Heads and ids on the wire, in order; each id is `seal(text, view)`."""
 
 
 CohortKey = tuple[object, ...]
@@ -131,7 +137,8 @@ class Channel:
             if head is not None:
                 kind = type(entry)
                 moves = kind is Record or kind is Gap
-                events.append(_new(Event, (entry.tp if moves else None, head, text)))
+                tp, counts = entry.tp if moves else None, kind is Record
+                events.append(_new(Event, (tp, head, text, counts)))
                 only_ready = only_ready and kind is Ready
                 if kind is Gap and self.ends_at(entry):
                     ends.add(entry.tp)
@@ -186,7 +193,7 @@ class Channel:
 
     def _encode(self, turn: int, events: list[Event], text: bytes) -> Chunk:
         self._text = events[-1].text or self._text
-        chunk = Chunk(turn, events, text, self._render(events))
+        chunk = Chunk(turn, events, text, self.render(events))
         self._ring.append(chunk)
         self.bytes += chunk.size
         if self.bytes > self.max_bytes and len(self._ring) > 1:
@@ -205,12 +212,8 @@ class Channel:
                 mark = None
             events[n] = event._replace(text=mark)
 
-    def _render(self, events: Iterable[Event]) -> bytes:
-        parts: list[bytes] = []
-        for _, head, text in events:
-            parts.append(head)
-            parts.append(self.encoder.end(None if text is None else seal(text, self.view)))
-        return b"".join(parts)
+    def render(self, events: Iterable[Event]) -> bytes:
+        return self.encoder.render(events, self.view)
 
     def _render_without(self, chunk: Chunk, own: Position, issued: int | None) -> bytes:
         kept: list[Event] = []
@@ -222,7 +225,7 @@ class Channel:
         own = self.tail.marked(own)
         if not kept:
             return b""
-        return self._render(
+        return self.render(
             event if event.text is None else event._replace(text=overlay(event.text, own, issued))
             for event in kept
         )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from itertools import takewhile
 
-from .channel import Channel, Chunk, CohortKey
+from .channel import Channel, Chunk, CohortKey, Event
 from .log import Log
 from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
 from .record import Entry, Gap, Reason, Record, TopicPartition
@@ -44,6 +44,8 @@ class Subscription:
     until:  offsets at which partitions end; the subscription ends when all have. Such a
             one reads alone throughout.
     count:  records after which it ends, likewise.
+    credit: records that its client may still be sent; None for any number. What does not fit
+            waits, in the ring at first.
     since:  time in seconds of the epoch as of which pending places of its own are to be
             resolved; goes into its ids while there are any.
     """
@@ -56,6 +58,7 @@ class Subscription:
         slow: SlowClient = SlowClient.CATCH_UP,
         until: Mapping[TopicPartition, int] | None = None,
         count: int | None = None,
+        credit: int | None = None,
         since: int | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,6 +66,7 @@ class Subscription:
         self.slow = slow
         self.until = until
         self.count = count
+        self.credit = credit
         self.since = since
         self.wake = wake
         self.own: Position = dict(own or {})
@@ -77,6 +81,7 @@ class Subscription:
         self._turns: deque[TopicPartition] = deque()
         self.more = False
         self._out: list[bytes] = []
+        self._events: list[Event] = []
         self._left = 0
         self._writer: TokenWriter | None = None
         if self.alone:
@@ -95,6 +100,11 @@ class Subscription:
             self.cursor += 1
         return list(tail.readiness.pending()), channel.token(self._cursor_writer().text())
 
+    @property
+    def position(self) -> bytes:
+        """The id of where its client stands, once it has all that was taken."""
+        return self.channel.token(self._cursor_writer().text())
+
     def take(self, budget: int) -> bytes:
         """About `budget` bytes that can be sent now; empty while there are none.
 
@@ -104,13 +114,14 @@ class Subscription:
         self.more = False
         if self.ended:
             return b""
-        self._out, self._left, self._writer = [], budget, None
+        self._out, self._events, self._left, self._writer = [], [], budget, None
         self._skip()
         self._tell()
         self._ride()
         if self.own and self.cursor == self.channel.head and not self.ended:
             self._tell()
             self._read_alone()
+        self._render()
         self.more = self._left <= 0 and not self.ended
         return b"".join(self._out)
 
@@ -164,9 +175,16 @@ class Subscription:
 
     def fall(self, position: Position) -> None:
         """Fell out of the ring, where its position was this one."""
-        tail, self.cursor = self.channel.tail, self.channel.head
         if self.slow is SlowClient.DISCONNECT:
             self.ended = "slow"  # its first id may be yet to come: the places are kept
+        parted = self._part(position)
+        if self.slow is SlowClient.SKIP:
+            self._skipped |= parted
+
+    def _part(self, position: Position) -> set[TopicPartition]:
+        """Leave the ride at this position; the partitions that are to be read alone from it."""
+        tail, self.cursor = self.channel.tail, self.channel.head
+        parted: set[TopicPartition] = set()
         for tp, place in position.items():
             now = tail.position[tp]
             if tp in self.own or place == now:
@@ -174,8 +192,8 @@ class Subscription:
             if place.pending:
                 place = tail.logs[tp].origin or place
             self._put(tp, place)
-            if self.slow is SlowClient.SKIP:
-                self._skipped.add(tp)
+            parted.add(tp)
+        return parted
 
     # riding
 
@@ -185,6 +203,8 @@ class Subscription:
             self._own_all()
         while self.cursor < channel.head and self._left > 0 and not self.ended:
             chunk = channel.chunk(self.cursor)
+            if self.credit is not None and not self._spend(chunk):
+                break
             self.cursor += 1
             data = self._without_own(chunk) if self.own else chunk.data
             if data:
@@ -192,6 +212,17 @@ class Subscription:
                 self._left -= len(data)
             if chunk.ends and not chunk.ends <= self.own.keys():
                 self.ended = "offset-out-of-range"
+
+    def _spend(self, chunk: Chunk) -> bool:
+        """Pay for a chunk; for one that costs more than there is, in records, one at a time."""
+        assert self.credit is not None
+        cost = sum(event.counts and event.tp not in self.own for event in chunk.events)
+        if cost <= self.credit:
+            self.credit -= cost
+            return True
+        if self.credit:
+            self._part(self.channel.tail.position_before(chunk.turn))
+        return False
 
     def _own_all(self) -> None:
         self.cursor = self.channel.head
@@ -245,11 +276,11 @@ class Subscription:
             self._drop_backlog(tp)  # what lies before the gap's end is not sent any more
             self._put(tp, place)
         for _, _, gap in told:
-            self._out.append(self.channel.encoder.head(gap) or b"")
-            self._out.append(self.channel.encoder.end(None))
+            self._events.append(Event(gap.tp, self.channel.encoder.head(gap) or b"", None))
             if self.channel.ends_at(gap):
                 self.ended = "offset-out-of-range"
-        self._out[-1] = self._end(self._cursor_writer())
+        self._events[-1] = self._events[-1]._replace(text=self._cursor_writer().text())
+        self._render()
 
     def _read_alone(self) -> None:
         self._turns = deque(tp for tp in self._turns if tp in self.own)
@@ -259,15 +290,15 @@ class Subscription:
             tp = self._turns[0]
             self._turns.rotate(-1)
             idle = 0 if tp in self.own and self._read(tp) else idle + 1
-        if self._writer is not None and self._out and not self.channel.tail.exact:
-            self._out.append(self.channel.encoder.position() + self._end(self._writer))
+        if self._writer is not None and self._events and not self.channel.tail.exact:
+            self._events.append(Event(None, self.channel.encoder.position(), self._writer.text()))
         if self.until is not None and all(self._reached(tp) for tp in self.own):
             self.ended = self.ended or "until"
 
     def _read(self, tp: TopicPartition) -> bool:
         """Send what there is of one partition; False if there was nothing."""
         log = self.channel.tail.logs.get(tp)
-        if log is None or not self._placed(tp, log):
+        if log is None or self.credit == 0 or not self._placed(tp, log):
             return False
         quantum = self._left - QUANTUM
         progress = False
@@ -277,7 +308,8 @@ class Subscription:
             self._put(tp, place)
             self._left -= ENTRY_COST
             self._send(entry, place)
-            if self._left <= max(0, quantum) or self.ended or self._reached(tp):
+            spent = self._left <= max(0, quantum) or self.credit == 0
+            if spent or self.ended or self._reached(tp):
                 break
         return self._join(tp, log) or progress
 
@@ -337,17 +369,26 @@ class Subscription:
             self._writer.move(entry.tp, place.offset, channel.tail.epoch(entry.tp, place))
         if head is None or self._writer is None:
             return
-        end = self._end(self._writer) if channel.tail.exact else channel.encoder.end(None)
-        self._out.append(head + end)
-        self._left -= len(head) + len(end)
+        text = self._writer.text() if channel.tail.exact else None
+        self._events.append(Event(entry.tp, head, text))
+        self._left -= len(head) + len(text or b"")
         if channel.ends_at(entry):
             self.ended = "offset-out-of-range"
-        if self.count is not None and type(entry) is Record:
+        if type(entry) is Record:
+            self._count()
+
+    def _count(self) -> None:
+        if self.credit is not None:
+            self.credit -= 1
+        if self.count is not None:
             self.count -= 1
             self.ended = self.ended or ("until" if self.count <= 0 else None)
 
-    def _end(self, writer: TokenWriter) -> bytes:
-        return self.channel.encoder.end(self.channel.token(writer.text()))
+    def _render(self) -> None:
+        """What was read alone, onto the wire, before anything that follows."""
+        if self._events:
+            self._out.append(self.channel.render(self._events))
+            self._events = []
 
     # small things
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
@@ -20,10 +19,9 @@ from ..core.subscription import Subscription
 from ..core.token import Token
 from ..errors import KafkaError
 from ..kafka import offsets
-from ..wire import sse
 from . import resume
-from .encoder import control
 from .feeds import SharedTail
+from .wire import Wire
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BUDGET = 64 * 1024  # bytes taken at once
-RETRY = (1.0, 3.0)  # seconds after which EventSource comes back; drawn, so that not all do at once
 SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
 VERIFY_AGAIN = 0.05  # seconds
 
@@ -49,6 +46,7 @@ class Client:
         hub: Hub,
         shared: SharedTail,
         subscription: Subscription,
+        wire: Wire,
         *,
         heartbeat: float,
         deadline: float,
@@ -58,6 +56,7 @@ class Client:
         refused: bool = False,
     ) -> None:
         self.subscription = subscription
+        self._wire = wire
         self._hub = hub
         self._shared = shared
         self._heartbeat = heartbeat
@@ -117,10 +116,16 @@ class Client:
                 elif asyncio.get_running_loop().time() >= ends:
                     subscription.ended = "lifetime"
                 elif not await self._wait(ends):
-                    yield sse.comment()
-            yield self._end(subscription.ended)
+                    yield self._wire.heartbeat()
+            yield self._wire.end(subscription.ended, subscription.position)
         finally:
             self.close()
+
+    def grant(self, records: int) -> None:
+        """Let so many more be sent, to a client that asked for a limit."""
+        if self.subscription.credit is not None:
+            self.subscription.credit += records
+            self._woken.set()
 
     def end(self, reason: str) -> None:
         """End the stream with an `end` event."""
@@ -164,17 +169,7 @@ class Client:
         }
         if self._token is not None and self._token.view != self.subscription.channel.view:
             data["view"] = "changed"
-        first = sse.retry(int(1000 * random.uniform(*RETRY)))
-        if not self._refused:
-            return first + control("begin", data) + sse.close_block(token)
-        # The refused token stays with the client until the gap is told.
-        gap = {"topic": None, "partition": None, "from": None, "to": None}
-        told = control("gap", {**gap, "reason": Reason.POSITION_REFUSED})
-        return first + control("begin", data) + b"\n" + told + sse.close_block(token)
-
-    def _end(self, reason: str | None) -> bytes:
-        spread = sse.retry(int(1000 * random.uniform(RETRY[0], 5 * RETRY[1])))
-        return spread + control("end", {"reason": reason}) + b"\n"
+        return self._wire.begin(data, token, refused=self._refused)
 
     # what the subscription lacks
 

@@ -6,15 +6,42 @@ everything else is a control event with JSON data. A new control event has its p
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
-from ..core.record import Entry, Fault, Gap, Ready, Record, TopicPartition
+from ..core.channel import Event
+from ..core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
+from ..core.token import seal
 from ..formats import Format
 from ..wire import sse
 
+RETRY = (1.0, 3.0)  # seconds after which EventSource comes back; drawn, so that not all do at once
 _POSITION = sse.data_block(b"{}", "position")
+
+
+@dataclass(frozen=True, slots=True)
+class Sse:
+    """The wire of EventSource. A wire is a value: equal ones share the chunks of a view."""
+
+    def encoder(self, format: Format) -> SseEncoder:
+        return SseEncoder(format)
+
+    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+        first = sse.retry(int(1000 * random.uniform(*RETRY))) + control("begin", data)
+        if refused:  # the refused token stays with the client until the gap is told
+            first += b"\n" + control("gap", REFUSED)
+        return first + sse.close_block(token)
+
+    def heartbeat(self) -> bytes:
+        return sse.comment()
+
+    def end(self, reason: str, token: bytes) -> bytes:
+        spread = sse.retry(int(1000 * random.uniform(RETRY[0], 5 * RETRY[1])))
+        return spread + control("end", {"reason": reason}) + b"\n"
 
 
 class SseEncoder:
@@ -27,24 +54,39 @@ class SseEncoder:
         if type(entry) is Record:
             name, payload = self._format(entry)
             return sse.data_block(payload, name)
-        if type(entry) is Gap:
-            return control("gap", gap(entry))
-        if type(entry) is Ready:
-            return control("ready", ready(entry))
-        if type(entry) is Fault:
-            return control("error", fault(entry))
-        return None
+        told = tell(entry)
+        return None if told is None else control(*told)
 
     def position(self) -> bytes:
         return _POSITION
 
-    def end(self, token: bytes | None) -> bytes:
-        return b"\n" if token is None else sse.close_block(token)
+    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        parts: list[bytes] = []
+        for _, head, text, _ in events:
+            parts.append(head)
+            parts.append(b"\n" if text is None else sse.close_block(seal(text, view)))
+        return b"".join(parts)
 
 
 def control(name: str, data: Any) -> bytes:
     """A control event without its end."""
     return sse.data_block(orjson.dumps(data), name)
+
+
+REFUSED: dict[str, Any] = {
+    "topic": None, "partition": None, "from": None, "to": None, "reason": Reason.POSITION_REFUSED
+}  # fmt: skip
+
+
+def tell(entry: Entry) -> tuple[str, dict[str, Any]] | None:
+    """The name and the data of what is no record; None for what is not told."""
+    if type(entry) is Gap:
+        return "gap", gap(entry)
+    if type(entry) is Ready:
+        return "ready", ready(entry)
+    if type(entry) is Fault:
+        return "error", fault(entry)
+    return None
 
 
 def where(tp: TopicPartition) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ..config import Topic
 from ..core.channel import Channel, trim
@@ -25,9 +26,13 @@ from ..kafka.changes import Change
 from ..kafka.cluster import Cluster
 from ..kafka.fetcher import Fetcher
 from .transform import Transformer
+from .wire import Wire
 
 ANNOUNCE = 10.0  # seconds between `position` events where every event has its id
 STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
+
+
+ChannelKey: TypeAlias = tuple[bytes, Wire]  # digest of the view
 
 
 @dataclass(slots=True, eq=False)
@@ -44,17 +49,17 @@ class SharedTail:
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
-        self.channels: dict[bytes, Channel] = {}
+        self.channels: dict[ChannelKey, Channel] = {}
         self.used = 0.0
-        self.announced: dict[bytes, float] = {}
+        self.announced: dict[ChannelKey, float] = {}
         self.changed: set[asyncio.Future[None]] = set()
 
-    def is_due(self, view: bytes, now: float) -> bool:
+    def is_due(self, key: ChannelKey, now: float) -> bool:
         """Is it time to tell a channel's idle clients where they are? At once where ids come
         in batches only: they must not stay out for longer than a quarter of a second."""
-        if self.tail.exact and now - self.announced.get(view, now - ANNOUNCE) < ANNOUNCE:
+        if self.tail.exact and now - self.announced.get(key, now - ANNOUNCE) < ANNOUNCE:
             return False
-        self.announced[view] = now
+        self.announced[key] = now
         return True
 
     @property

@@ -20,13 +20,13 @@ from ..kafka.cluster import Cluster
 from . import resume
 from .archive import Archive
 from .client import Client
-from .encoder import SseEncoder
 from .epochs import Epochs
 from .feeds import Feeds, SharedTail
 from .resume import Start
 from .starts import ends, found
 from .topics import Topics
 from .view import View
+from .wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +81,7 @@ class Hub:
         self,
         view: View,
         start: Start,
+        wire: Wire,
         *,
         heartbeat: float,
         slow: SlowClient,
@@ -98,11 +99,12 @@ class Hub:
             if start.token is not None:
                 resume.check(start.token, self.cluster.id or "", view.topics)
             shared = self._tail(view.topics, start.token)
-            subscription = await self._subscribe(shared, view, start, slow, deadline)
+            subscription = await self._subscribe(shared, view, start, wire, slow, deadline)
         client = Client(
             self,
             shared,
             subscription,
+            wire,
             heartbeat=heartbeat,
             deadline=deadline,
             lifetime=lifetime,
@@ -117,7 +119,13 @@ class Hub:
         return max(self.topics.settings(name).partition_ready_timeout for name in view.topics)
 
     async def _subscribe(
-        self, shared: SharedTail, view: View, start: Start, slow: SlowClient, deadline: float
+        self,
+        shared: SharedTail,
+        view: View,
+        start: Start,
+        wire: Wire,
+        slow: SlowClient,
+        deadline: float,
     ) -> Subscription:
         tail, token = shared.tail, start.token
         until = None if start.until is None else await ends(self.cluster, tail, start.until)
@@ -130,11 +138,12 @@ class Hub:
             own = await found(self.archive, tail, start.since, deadline)
         return Subscription(
             # not before the last await: a channel that nobody follows yet is swept away
-            self._channel(shared, view),
+            self._channel(shared, view, wire),
             own,
             slow=slow,
             until=until,
             count=start.count,
+            credit=start.credit,
             since=token.issued if token else _seconds(start.since),
         )
 
@@ -155,16 +164,17 @@ class Hub:
         shared.tail.issue(int(time.time()))
         return shared
 
-    def _channel(self, shared: SharedTail, view: View) -> Channel:
-        channel = shared.channels.get(view.digest)
+    def _channel(self, shared: SharedTail, view: View, wire: Wire) -> Channel:
+        key = view.digest, wire
+        channel = shared.channels.get(key)
         if channel is None:
-            encoder = SseEncoder(format_for(view.format, binary=view.binary))
+            encoder = wire.encoder(format_for(view.format, binary=view.binary))
             accepts = view.filters.matches if view.filters.filters else None
             fails = [
                 n for n in view.topics if self.topics.settings(n).offset_out_of_range == "fail"
             ]
             channel = Channel(shared.tail, view.digest, encoder, accepts, fails=fails)
-            shared.channels[view.digest] = channel
+            shared.channels[key] = channel
         return channel
 
     # upkeep
@@ -189,10 +199,11 @@ class Hub:
         self._bound_memory(now)
 
     def _announce(self, shared: SharedTail, now: float) -> None:
-        for digest, channel in list(shared.channels.items()):
+        for key, channel in list(shared.channels.items()):
             if not channel.followers:
-                del shared.channels[digest]
-            elif shared.is_due(digest, now) and channel.announce() is not None:
+                del shared.channels[key]
+                shared.announced.pop(key, None)
+            elif shared.is_due(key, now) and channel.announce() is not None:
                 for follower in channel.followers:
                     follower.wake()
 

@@ -26,12 +26,14 @@ class Start:
     origin: `live`, `earliest`, or a time in milliseconds of the epoch.
     until:  `latest` or a time in milliseconds; None for no end.
     count:  records after which to end.
+    credit: records that may be sent before more are granted; None for any number.
     """
 
     token: Token | None = None
     origin: Literal["live", "earliest"] | int = "live"
     until: Literal["latest"] | int | None = None
     count: int | None = None
+    credit: int | None = None
 
     @property
     def since(self) -> Since | None:

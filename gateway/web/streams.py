@@ -15,6 +15,7 @@ from ..config import Route, Settings
 from ..core.subscription import SlowClient
 from ..errors import AccessDenied, KafkaError, TokenError, UnknownTopic
 from ..hub.client import Client
+from ..hub.encoder import Sse
 from ..hub.hub import Hub
 from ..hub.resume import Start
 from ..hub.view import View
@@ -92,6 +93,7 @@ class Streams:
         return await self._hub.subscribe(
             view,
             start,
+            Sse(),
             heartbeat=with_.heartbeat,
             slow=SlowClient(with_.slow_client),
             lifetime=with_.max_lifetime,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from support.rendering import Rendering
 
 from gateway.core import tail as tails
 from gateway.core.channel import MOST_TURNS, Channel, trim
@@ -13,7 +14,7 @@ from gateway.core.token import decode
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-class Lines:
+class Lines(Rendering):
     def head(self, entry: Entry) -> bytes | None:
         return b"%d" % entry.offset if type(entry) is Record else None
 

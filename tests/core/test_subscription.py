@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from support.rendering import Rendering
+
 from gateway.core.channel import Channel, trim
 from gateway.core.log import Log
 from gateway.core.position import NO_EPOCH, UNVERIFIED, Place
@@ -13,7 +15,7 @@ from gateway.core.token import decode
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 
 
-class Lines:
+class Lines(Rendering):
     """One line an event: what it is, and the offsets of its id."""
 
     def head(self, entry: Entry) -> bytes | None:

@@ -11,7 +11,7 @@ from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.formats import format_for
 from gateway.hub.client import Client
-from gateway.hub.encoder import SseEncoder
+from gateway.hub.encoder import Sse
 from gateway.hub.feeds import SharedTail
 
 TP = TopicPartition("orders", 0)
@@ -37,9 +37,9 @@ def client_of(**options: float) -> Client:
     log.open(0, 0)
     tail = Tail("cluster", [log], {"orders": "id"})
     tail.turn([Ready(TP, 0, 0, 0)], 0)
-    channel = Channel(tail, b"view0", SseEncoder(format_for("value")))
+    channel = Channel(tail, b"view0", Sse().encoder(format_for("value")))
     made = {"heartbeat": 60.0, "deadline": 0.0, **options}
-    return Client(Hub(), SharedTail(tail), Subscription(channel), **made)  # type: ignore[arg-type]
+    return Client(Hub(), SharedTail(tail), Subscription(channel), Sse(), **made)  # type: ignore[arg-type]
 
 
 def write(client: Client, offset: int) -> None:

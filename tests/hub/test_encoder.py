@@ -5,6 +5,7 @@ import json
 import pytest
 from support.sse import parse
 
+from gateway.core.channel import Event
 from gateway.core.record import (
     Entry,
     Fault,
@@ -15,20 +16,28 @@ from gateway.core.record import (
     Skip,
     TopicPartition,
 )
+from gateway.core.token import seal
 from gateway.formats import format_for
 from gateway.hub.encoder import SseEncoder
 
 TP = TopicPartition("orders", 7)
 WHERE = {"topic": "orders", "partition": 7}
 SSE = SseEncoder(format_for("value"))
+VIEW = b"view0"
+ID = seal(b"text", VIEW).decode()
+
+
+def rendered(*events: tuple[bytes, bytes | None]) -> bytes:
+    """Heads, and the text of their ids."""
+    return SSE.render([Event(None, head, text) for head, text in events], VIEW)
 
 
 def told(entry: Entry) -> tuple[str, str]:
     """Name and data of the event that an entry becomes."""
     head = SSE.head(entry)
     assert head is not None
-    (event,) = parse(head + SSE.end(b"token"))
-    assert event.last_event_id == "token"
+    (event,) = parse(rendered((head, b"text")))
+    assert event.last_event_id == ID
     return event.type, event.data
 
 
@@ -66,11 +75,11 @@ def test_offsets_that_hold_nothing_are_not_told():
 
 
 def test_a_position_alone_is_an_event_with_data_or_some_clients_would_ignore_its_id():
-    (event,) = parse(SSE.position() + SSE.end(b"token"))
-    assert (event.type, event.data, event.last_event_id) == ("position", "{}", "token")
+    (event,) = parse(rendered((SSE.position(), b"text")))
+    assert (event.type, event.data, event.last_event_id) == ("position", "{}", ID)
 
 
 def test_an_event_without_an_id_leaves_the_clients_last_one_in_place():
     record = SSE.head(Record(TP, 4, 0, 0, None, b"x")) or b""
-    first, second = parse(record + SSE.end(b"token") + record + SSE.end(None))
-    assert (first.last_event_id, second.last_event_id) == ("token", "token")
+    first, second = parse(rendered((record, b"text"), (record, None)))
+    assert (first.last_event_id, second.last_event_id) == (ID, ID)

@@ -22,6 +22,7 @@ from gateway.core.subscription import SlowClient
 from gateway.errors import UnknownTopic
 from gateway.hub import hub as hubs
 from gateway.hub.client import Client
+from gateway.hub.encoder import Sse
 from gateway.hub.hub import Hub
 from gateway.hub.resume import Start
 from gateway.hub.view import View
@@ -44,7 +45,7 @@ async def hub_on(kafka: EmbeddedKafka, **section: Any) -> AsyncIterator[Hub]:
 
 
 async def join(hub: Hub, view: View = ALL, start: Start = Start()) -> Client:  # noqa: B008
-    client = await hub.subscribe(view, start, heartbeat=60, slow=SlowClient.CATCH_UP)
+    client = await hub.subscribe(view, start, Sse(), heartbeat=60, slow=SlowClient.CATCH_UP)
     await client.ready()
     return client
 

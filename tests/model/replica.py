@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from support.rendering import Rendering
+
 from gateway.core.channel import Channel, trim
 from gateway.core.log import Log
 from gateway.core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
@@ -34,7 +36,7 @@ SKEW = 2_000  # milliseconds that producers' clocks may be behind
 KEY = b"a"  # what the filtered channel lets through
 
 
-class Encoder:
+class Encoder(Rendering):
     """Events short enough to be many."""
 
     def head(self, entry: Entry) -> bytes | None:

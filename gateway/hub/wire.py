@@ -1,0 +1,25 @@
+"""What a client's bytes look like: server-sent events, lines, or WebSocket messages."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Protocol
+
+from ..core.channel import Encoder
+from ..formats import Format
+
+
+class Wire(Hashable, Protocol):
+    """A kind of encoding, and what only one client of it hears. Clients of equal wires and
+    views share their channel's chunks."""
+
+    def encoder(self, format: Format) -> Encoder: ...
+
+    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+        """The first thing; `refused`: it came with a position that could not be used."""
+
+    def heartbeat(self) -> bytes:
+        """What keeps an idle stream alive; empty if something else does."""
+
+    def end(self, reason: str, token: bytes) -> bytes:
+        """The last thing. `token` is where it ended."""
