@@ -1,0 +1,54 @@
+"""The command line: each command imports its room when it is called, and calls one function
+there."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gateway import __version__
+
+from . import broker, check, demo, produce, run
+from .commands import CONFIG, FAILURE, INTERRUPTED, Commands
+
+__all__ = ["CONFIG", "FAILURE", "INTERRUPTED", "app", "main"]
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 78 wrong configuration, 130 by ^C.",
+)
+
+
+for command in (run.run, demo.demo, check.check, produce.produce, broker.broker):
+    app.command()(command)
+
+
+def main() -> None:
+    app(prog_name="gateway")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"gateway {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def gateway(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+) -> None:
+    """Kafka to the browser: topics as Server-Sent Events that resume without loss.
+
+    \b
+    To see it:             gateway demo
+    With your own Kafka:   gateway check gateway.yaml
+                           gateway run -c gateway.yaml
+    """
