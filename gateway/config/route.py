@@ -98,6 +98,11 @@ class With(Section):
         default=None, description="When a stream is ended and reconnects. For load balancers."
     )
 
+    produce: bool = Field(
+        default=False,
+        description="Whether clients may write records, over WebSocket. For their commands.",
+    )
+
     @property
     def sources(self) -> tuple[Template, ...]:
         """The topics, however they were written."""
