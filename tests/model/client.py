@@ -6,6 +6,7 @@ from typing import Any
 
 from support.sse import Event, Parser
 
+from .oracle import Wrong
 from .replica import Replica
 
 
@@ -41,7 +42,15 @@ class Client:
             pending, token = self.subscription.begin()
             self.replica.promise(pending)
             self.wire, self.begun = b"event: begin\ndata: {}\nid: %b\n\n" % token, True
-        self.wire += self.subscription.take(budget)
+        credit = self.subscription.credit
+        data = self.subscription.take(budget)
+        if credit is not None and data.count(b"data: r ") != credit - self.subscription.credit:
+            raise Wrong(f"client {self.number} is sent {data!r} for a credit of {credit}")
+        self.wire += data
+
+    def grant(self, records: int) -> None:
+        if self.subscription.credit is not None:
+            self.subscription.credit += records
 
     def read(self, size: int) -> list[Event]:
         """So many bytes arrive."""

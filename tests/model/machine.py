@@ -35,6 +35,7 @@ class World:
         ring: int = 2000,
         cache: int = 2000,
         batch: bool = False,
+        credit: bool = False,
         seed: int = 0,
     ) -> None:
         self.random = random.Random(seed).random
@@ -45,6 +46,8 @@ class World:
         self.clients = [
             Client(n, view=n % 2, eager=n != 3, options={"slow": slow}) for n in range(CLIENTS)
         ]
+        for client in self.clients[: 2 if credit else 0]:
+            client.options["credit"] = 3
         skips = slow is SlowClient.SKIP or policy is OutOfRange.LATEST
         self.oracles = [Oracle(self.kafka, [None, KEY][c.view], skips) for c in self.clients]
         self._exact = tail.EXACT_TOKEN
@@ -195,6 +198,12 @@ class World:
         if not begun:
             self.oracles[client.number].began()
 
+    def grant(self, a: int, b: int) -> None:
+        """A client with a limit lets more records be sent."""
+        client = self.clients[a % CLIENTS]
+        if client.connected:
+            client.grant(b % 8)
+
     def read(self, a: int, b: int) -> None:
         client, oracle = self.clients[a % CLIENTS], self.oracles[a % CLIENTS]
         if client.connected:
@@ -206,6 +215,7 @@ class World:
         """Everything there is goes to the client."""
         client = self.clients[a % CLIENTS]
         if client.connected:
+            client.grant(1000)
             self._take(client, 1 << 20)
             self.read(a, len(client.wire))
 
@@ -278,7 +288,7 @@ GATEWAYS = {
     "refresh": 3, "pump": 10, "pump_more": 4, "send": 3, "serve": 4, "deliver": 5, "turn": 3,
     "announce": 2, "abandon": 1, "restart": 1,
 }  # fmt: skip
-CLIENTS_DO = {"connect": 6, "take": 4, "read": 4, "flow": 6, "cut": 6}
+CLIENTS_DO = {"connect": 6, "take": 4, "grant": 2, "read": 4, "flow": 6, "cut": 6}
 NASTY = (
     {"compact"}, {"retain"}, {"lose_leader", "elect"}, {"elect_unclean"}, {"freeze"},
     {"recreate"}, {"add_partition"}, {"restart"}, {"begin", "finish"}, {"abandon"},
@@ -301,6 +311,7 @@ def configurations() -> st.SearchStrategy[dict[str, Any]]:
             "ring": st.sampled_from([3000, 600, 1]),
             "cache": st.sampled_from([5000, 1000, 200]),
             "batch": st.sampled_from([False, False, False, True]),
+            "credit": st.booleans(),
         }
     )
 
