@@ -168,7 +168,7 @@ class Hub:
         key = view.digest, wire
         channel = shared.channels.get(key)
         if channel is None:
-            encoder = wire.encoder(format_for(view.format, binary=view.binary))
+            encoder = wire.encoder(format_for(view.format, binary=view.binary, fields=view.fields))
             accepts = view.filters.matches if view.filters.filters else None
             fails = [
                 n for n in view.topics if self.topics.settings(n).offset_out_of_range == "fail"

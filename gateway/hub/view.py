@@ -1,4 +1,4 @@
-"""What a client looks at: topics, filter and format. Equal views share one channel."""
+"""What a client looks at: topics, filters, format, fields. Equal views share one channel."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from ..formats import Binary
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """topics: in their order. binary: what `value` does with bytes that are not text."""
+    """
+    topics: in their order.
+    binary: what `value` does with bytes that are not text.
+    fields: of the value that are shown, by JSON pointer; all of it where there are none.
+    """
 
     topics: tuple[str, ...]
     filters: Filters
     format: str
     binary: Binary
+    fields: tuple[str, ...] = ()
 
     @property
     def digest(self) -> bytes:
         """The same in every process, so that any replica can tell whether a token is of it."""
-        return digest(repr((sorted(self.topics), self.filters, self.format, self.binary)))
+        shown = (self.format, self.binary, self.fields)
+        return digest(repr((sorted(self.topics), self.filters, *shown)))

@@ -1,0 +1,93 @@
+"""The value with only some of its fields, before any format sees it.
+
+What is not asked for is not there: a value that is not a JSON object becomes null, a
+tombstone stays one, key and headers are not touched. Fields stay where they are, so that a
+pointer finds in the projection what it finds in the value: what stands before an element of
+an array is null. Numbers stay as they are written.
+
+Measured, 3 of 6 fields of a value of 200 bytes: 1.0 us; 5 us where a number among them has
+a fraction, since orjson does not keep its digits (`core.exact`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import orjson
+
+from ..core.exact import reread
+from ..core.filters import MISSING, child_of, path_of
+from ..core.record import Record
+from .event import Format, Payload
+
+Tree: TypeAlias = Mapping[str, "Tree"]
+"""The steps of pointers; one without steps below it is taken whole."""
+
+
+def projected(format: Format, fields: Iterable[str]) -> Format:
+    """That format of the value with only these fields: JSON pointers (RFC 6901).
+
+    Raises ValueError for a malformed pointer.
+    """
+    tree = _tree(fields)
+
+    def of(record: Record) -> Payload:
+        if record.value is None:
+            return format(record)
+        return format(record._replace(value=_cut(record.value, tree)))
+
+    return of
+
+
+def _tree(fields: Iterable[str]) -> Tree:
+    root: dict[str, Any] = {}
+    for path in sorted(map(path_of, fields)):  # what is taken whole stands before what is below it
+        at = root
+        for step in path[:-1]:
+            if at.get(step) == {}:
+                break
+            at = at.setdefault(step, {})
+        else:
+            at.setdefault(path[-1], {})
+    return root
+
+
+def _cut(value: bytes, tree: Tree) -> bytes:
+    try:
+        parsed = orjson.loads(value)
+        if not isinstance(parsed, dict):
+            return b"null"
+        kept = _kept(parsed, tree)
+        if not _is_as_written(kept, value):
+            kept = _kept(reread(value, orjson.Fragment), tree)
+        return b"{}" if kept is MISSING else orjson.dumps(kept)
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError, RecursionError):
+        return b"null"  # no JSON, or nested deeper (254 levels) than is written
+
+
+def _kept(value: Any, tree: Tree) -> Any:
+    """Of an object or array, what the tree leads to; `MISSING` if it leads nowhere."""
+    if not tree:
+        return value
+    if not isinstance(value, (dict, list)):
+        return MISSING
+    found = {step: _kept(child_of(value, step), below) for step, below in tree.items()}
+    found = {step: child for step, child in found.items() if child is not MISSING}
+    if not found or isinstance(value, dict):
+        return found or MISSING
+    by_index = {int(step): child for step, child in found.items()}
+    return [by_index.get(index) for index in range(max(by_index) + 1)]
+
+
+def _is_as_written(kept: Any, data: bytes) -> bool:
+    """No number in it is one that orjson may have changed: a double, or a zero that was -0."""
+    left = [kept]
+    for each in left:
+        if isinstance(each, dict):
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+        elif type(each) is float or (type(each) is int and each == 0 and b"-0" in data):
+            return False
+    return True
