@@ -19,19 +19,27 @@ from ..config import AccessControl, Settings
 from ..errors import ConfigError
 from ..hub.hub import Hub
 from ..kafka.cluster import Cluster, ClusterSettings
-from . import health
+from . import discovery, health
+from .access import Access, anyone
 from .problems import HANDLERS
+from .routes import Routes
 from .streams import Streams
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
 
 
 def create_app(
-    settings: Settings, *, pages: Mapping[str, Path] | None = None, startup: Sequence[Startup] = ()
+    settings: Settings,
+    *,
+    access: Access = anyone,
+    pages: Mapping[str, Path] | None = None,
+    startup: Sequence[Startup] = (),
 ) -> Starlette:
     """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
 
-    pages:   files to serve, by path. startup: run beside it until it closes.
+    access:  asked before every stream; the application's own, where it mounts the gateway.
+    pages:   files to serve, by path; one at `/` takes the place of the list of streams.
+    startup: run beside it until it closes.
     Raises ConfigError for settings that this version cannot serve.
     """
     refuse_unserved(settings)
@@ -52,17 +60,20 @@ def create_app(
             await hub.close()
             await cluster.close()
 
+    files = {path: _page(file) for path, file in (pages or {}).items()}
     routes: list[BaseRoute] = [
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
-        *(Route(path, _page(file)) for path, file in (pages or {}).items()),
+        *discovery.routes(settings, home=files.pop("/", None)),
+        *(Route(path, file) for path, file in files.items()),
     ]
     middleware = cors(settings.listen.access_control)
     app = Starlette(
         routes=routes, middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan
     )
     app.router.redirect_slashes = False
-    app.router.default = Streams(hub, settings)  # not a Mount: it would hide the 405 of the others
+    # not a Mount: it would hide the 405 of the others
+    app.router.default = Streams(Routes(hub, settings, access))
     app.state.hub = hub
     return app
 

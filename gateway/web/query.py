@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import HTTPConnection
 
 from ..core import token as tokens
 from ..core.token import Token
@@ -35,7 +35,7 @@ class Asked(NamedTuple):
     refused: TokenError | None
 
 
-def is_event_source(request: Request) -> bool:
+def is_event_source(request: HTTPConnection) -> bool:
     """A browser's EventSource, or a library on fetch: any answer but 200 ends it for good.
     Those who fetch say so (Fetch Metadata), programs with an HTTP client of their own do not."""
     headers = request.headers
@@ -44,7 +44,9 @@ def is_event_source(request: Request) -> bool:
     return accepts and (mode or headers.get("user-agent", "").startswith("Mozilla/"))
 
 
-def asked(request: Request, *, default: Literal["live", "earliest"], history: History) -> Asked:
+def asked(
+    request: HTTPConnection, *, default: Literal["live", "earliest"], history: History
+) -> Asked:
     """Raises RequestError 400 and 403, and TokenError for programs."""
     token, refused = _token(request)
     origin = _one(request, "from", lambda text: _origin(text, history))
@@ -53,7 +55,7 @@ def asked(request: Request, *, default: Literal["live", "earliest"], history: Hi
     return Asked(start, refused)
 
 
-def _token(request: Request) -> tuple[Token | None, TokenError | None]:
+def _token(request: HTTPConnection) -> tuple[Token | None, TokenError | None]:
     header = request.headers.get("last-event-id", "")
     query = _one(request, "lastEventId", str)
     text = header or query
@@ -99,7 +101,7 @@ def _oldest(history: History) -> int | None:
     return None if history == "none" else now() - int(history * 1000)
 
 
-def _until(request: Request) -> tuple[Literal["latest"] | int | None, int | None]:
+def _until(request: HTTPConnection) -> tuple[Literal["latest"] | int | None, int | None]:
     text = _one(request, "until", str)
     if text is None or text == "latest":
         return ("latest" if text else None), None
@@ -128,7 +130,7 @@ def _time(text: str, name: str) -> int:
         ) from None
 
 
-def _one(request: Request, name: str, read: Callable[[str], T]) -> T | None:
+def _one(request: HTTPConnection, name: str, read: Callable[[str], T]) -> T | None:
     values = request.query_params.getlist(name)
     if len(values) > 1:
         raise _bad(f"?{name}= is given {len(values)} times; give it once")

@@ -1,0 +1,98 @@
+"""From a path to a client of its stream, whatever the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+
+from ..config import Route, Settings
+from ..core.subscription import SlowClient
+from ..errors import TokenError, UnknownTopic
+from ..hub.client import Client
+from ..hub.hub import Hub
+from ..hub.resume import Start
+from ..hub.view import View
+from ..hub.wire import Wire
+from . import query
+from .access import Access, anyone, bearer
+from .views import view_of
+
+
+class Match(NamedTuple):
+    """A route, and what its path pattern's parameters are in this path."""
+
+    route: Route
+    params: Mapping[str, str]
+
+
+class Routes:
+    """The configured routes of one gateway."""
+
+    def __init__(self, hub: Hub, settings: Settings, access: Access = anyone) -> None:
+        self.hub = hub
+        self._settings = settings
+        self._access = access
+        self._routes = [(when.pattern, route) for route in settings.routes for when in route.when]
+
+    def match(self, path: str) -> Match:
+        """The route of a path, percent-encoded as it came. Raises HTTPException 404."""
+        for pattern, route in self._routes:
+            params = pattern.match(path)
+            if params is not None:
+                return Match(route, params)
+        raise HTTPException(404)
+
+    async def check(
+        self, match: Match, connection: HTTPConnection, token: str | None = None
+    ) -> None:
+        """Raises RequestError where access is denied. token: beats what the connection has."""
+        await self._access(match.route, connection, token or bearer(connection))
+
+    async def open(self, match: Match, request: HTTPConnection, wire: Wire) -> Client:
+        """A client of what the query and `Last-Event-ID` of a request ask for.
+
+        Raises RequestError, TokenError and KafkaError.
+        """
+        route = match.route
+        view = view_of(route, match.params, dict(request.query_params))
+        self._only_configured(view)
+        asked = query.asked(request, default=self._default(view), history=route.with_.history)
+        refused = asked.refused is not None
+        try:
+            return await self._subscribe(route, view, asked.start, wire, refused=refused)
+        except TokenError:
+            header = request.headers.get("last-event-id")
+            if not (query.is_event_source(request) and header):
+                raise
+            start = replace(asked.start, token=None)
+            return await self._subscribe(route, view, start, wire, refused=True)
+
+    async def _subscribe(
+        self, route: Route, view: View, start: Start, wire: Wire, *, refused: bool
+    ) -> Client:
+        with_ = route.with_
+        return await self.hub.subscribe(
+            view,
+            start,
+            wire,
+            heartbeat=with_.heartbeat,
+            slow=SlowClient(with_.slow_client),
+            lifetime=with_.max_lifetime,
+            refused=refused,
+        )
+
+    def _only_configured(self, view: View) -> None:
+        """Raises UnknownTopic for what a template came to and `kafka.topics` does not list: who
+        fills in a path must not choose among all topics that the gateway could read."""
+        for name in view.topics:
+            if self._settings.kafka.topic(name) is None:
+                raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
+
+    def _default(self, view: View) -> Literal["live", "earliest"]:
+        """`defaultOffset`: historical only if every topic of the view is."""
+        topics = [self.hub.topics.settings(name) for name in view.topics]
+        return "earliest" if all(t.default_offset == "historical" for t in topics) else "live"
