@@ -66,6 +66,14 @@ class AccessControl(Section):
                 yield Problem(("allow", "credentials"), what)
 
 
+class WebSocket(Section):
+    compression: Flag = Field(
+        default=False,
+        description="Messages go out compressed (RFC 7692), once for all that get the same. "
+        "For clients on slow lines.",
+    )
+
+
 class ListenTls(Section):
     certificate: File = Field(description="PEM chain, leaf first. For gateways without a proxy.")
     key: File = Field(description="PEM private key of it. For gateways without a proxy.")
@@ -80,6 +88,9 @@ class Listen(Section):
         default=AccessControl(),
         alias="access-control",
         description="CORS. For pages of other sites.",
+    )
+    websocket: WebSocket = Field(
+        default=WebSocket(), description="What sockets agree to. For WebSocket clients."
     )
     tls: ListenTls | None = Field(
         default=None, description="HTTPS by the gateway itself. For gateways without a proxy."

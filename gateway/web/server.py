@@ -16,6 +16,7 @@ from ..config import Settings
 from ..errors import GatewayError
 from ..hub.hub import Hub
 from .app import Startup, create_app
+from .sockets import WebSocketProtocol
 from .transport import GatewayProtocol
 
 log = logging.getLogger(__name__)
@@ -62,7 +63,8 @@ def serve(
         config = uvicorn.Config(
             app,
             http=GatewayProtocol,
-            ws="none",
+            ws=WebSocketProtocol,
+            ws_per_message_deflate=ready.listen.websocket.compression,
             log_config=None,
             access_log=False,
             server_header=False,

@@ -27,9 +27,12 @@ from typing import cast
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from websockets.datastructures import Headers
+from websockets.http11 import Request
 
 from ..errors import RequestError
 from . import head
+from .sockets import WebSocketProtocol
 
 
 class Phase(Enum):
@@ -46,7 +49,7 @@ IDLE, HEAD, BODY = Phase
 class GatewayProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`. Another limit is a subclass with another constant.
 
-    Sizes in bytes, times in seconds.
+    Upgrades are for a `ws` that is a WebSocketProtocol. Sizes in bytes, times in seconds.
     """
 
     HEAD_BYTES = 64 * 1024
@@ -117,14 +120,31 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _upgrade(self, behind: bytes) -> None:
         if self._should_upgrade():
-            self._disarm()
-            self._deaf = True
-            self.handle_websocket_upgrade()
+            self._hand_over(behind)
         elif behind:
             # Other protocols are not offered: the request is answered as HTTP/1.1 (RFC 9110
             # 7.8; curl --http2 asks so), and the parser goes on behind it. It cannot go deeper
             # than PIPELINED.
             self.data_received(behind)
+
+    def _hand_over(self, behind: bytes) -> None:
+        """A WebSocket from here on. uvicorn writes the head anew for websockets to parse, which
+        has lower limits than ours: a token of 9 KB would be too long."""
+        self._disarm()
+        self._deaf = True
+        self.connections.discard(self)
+        of_ours = cast("type[WebSocketProtocol]", self.ws_protocol_class)
+        protocol = of_ours(self.config, self.server_state, self.app_state)
+        headers = [(name.decode(), value.decode("latin-1")) for name, value in self.headers]
+        request = Request(
+            path=self.url.decode(),
+            headers=Headers(headers),
+            method=self.parser.get_method().decode(),
+            protocol=f"HTTP/{self.parser.get_http_version()}",
+        )
+        self.parser = None  # type: ignore[assignment]  # or each would keep the other
+        protocol.begin(self.transport, request, behind)
+        self.transport.set_protocol(protocol)
 
     def _watch(self) -> None:
         """A piece came that ends no request: is it too much, or does the rest have to hurry?"""

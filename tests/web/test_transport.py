@@ -23,6 +23,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.web.sockets import WebSocketProtocol
 from gateway.web.transport import GatewayProtocol
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -99,7 +100,13 @@ def on_loop(request) -> Iterator[Callable[[type[HttpToolsProtocol]], Served]]:
         def start(protocol: type[HttpToolsProtocol]) -> Served:
             if protocol not in running:
                 running[protocol] = stack.enter_context(
-                    serving(app, protocol, LOOPS[request.param], timeout_keep_alive=2)
+                    serving(
+                        app,
+                        protocol,
+                        LOOPS[request.param],
+                        ws=WebSocketProtocol,
+                        timeout_keep_alive=2,
+                    )
                 )
             return running[protocol]
 
@@ -582,7 +589,6 @@ def test_any_bytes_get_the_same_answers_however_they_are_cut(pieces, data):
         "connection_made": ["transport"],
         "connection_lost": ["exc"],
         "data_received": ["data"],
-        "handle_websocket_upgrade": [],
         "on_message_begin": [],
         "on_headers_complete": [],
         "on_header": ["name", "value"],
