@@ -15,7 +15,12 @@ from .section import Problem
 from .substitution import Unsettled, shown
 from .template import Hole, Template
 
-RESERVED = frozenset({"/health/live", "/health/ready", "/ws"})
+RESERVED = frozenset(
+    {
+        *("/", "/asyncapi.json", "/discovery.css", "/discovery.js"),
+        *("/gateway.js", "/gateway.d.ts", "/health/live", "/health/ready", "/ws"),
+    }
+)
 
 Way = tuple[str | int, ...]
 

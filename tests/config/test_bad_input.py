@@ -245,6 +245,10 @@ CASES = {
     ),
     "reserved path": (
         KAFKA + "routes: [{when: [{path: §/health/live}], with: {topic: orders}}]\n", "own"),
+    "the path of the page": (
+        KAFKA + "routes: [{when: [{path: §/}], with: {topic: orders}}]\n", "own"),
+    "the path of the description": (
+        KAFKA + "routes: [{when: [{path: §/asyncapi.json}], with: {topic: orders}}]\n", "own"),
     "metrics path": (
         KAFKA + "telemetry: {metrics: {prometheus: /m}}\n"
         "routes: [{when: [{path: §/m}], with: {topic: orders}}]\n",

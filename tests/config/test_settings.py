@@ -207,4 +207,5 @@ def test_keys_of_a_guard_come_from_a_jwks_file(tmp_path: Path):
 
 
 def test_every_path_of_the_gateway_itself_is_reserved():
-    assert {"/health/live", "/health/ready"} <= RESERVED
+    own = {"/", "/asyncapi.json", "/gateway.js", "/gateway.d.ts", "/ws"}
+    assert own | {"/health/live", "/health/ready"} <= RESERVED

@@ -359,7 +359,6 @@ def test_a_refused_body_is_read_to_its_end(gateway: Gateway) -> None:
 
 
 PATHS = [
-    b"/",
     b"/nowhere",
     b"/events",
     b"/events/",

@@ -1,0 +1,143 @@
+"""What is served here: `GET /`, a page for people and JSON for programs, and `/asyncapi.json`.
+
+The page is written by the server, whole and readable without scripts; its script adds the
+trying. Where another page has `/` (that of `gateway demo`), programs still find the JSON
+there, and people find the streams at `/streams`, a path that is otherwise free for routes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ...config import Settings
+from ...errors import RequestError
+from .asyncapi import document
+from .description import description
+from .html import render
+
+Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+
+ELSEWHERE = "/streams"
+LONGEST_HOST = 261  # a domain name of 253 characters (RFC 1035), a colon and a port, and some
+WIDTH = 100  # characters of a line of JSON
+ADDRESSES = 8  # by which the same gateway is known at once; more are written anew each time
+
+_FILES = Path(__file__).parent / "page"
+_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def routes(settings: Settings, *, home: Endpoint | None = None) -> list[BaseRoute]:
+    """home: the page that people get at `/` instead of the streams."""
+    page = _told(lambda base: render(settings, base), "text/html", _PAGE_HEADERS)
+    programs = _told(lambda base: pretty(description(settings, base)), "application/json")
+    asyncapi = _told(lambda base: pretty(document(settings, base)), "application/json")
+    return [
+        Route("/", _negotiated(home or page, programs)),
+        Route("/asyncapi.json", asyncapi),
+        Route("/discovery.css", _file("discovery.css", "text/css")),
+        Route("/discovery.js", _file("discovery.js", "text/javascript")),
+        *([Route(ELSEWHERE, page)] if home else []),
+    ]
+
+
+def wants_page(accept: str) -> bool:
+    """Does an Accept header (RFC 9110 12.5.1) ask for a page? `*/*`, as curl has it, does not."""
+    weights = dict(map(_weighed, accept.lower().split(",")))
+    page = max(weights.get("text/html", 0.0), weights.get("application/xhtml+xml", 0.0))
+    return page > 0 and page >= weights.get("application/json", 0.0)
+
+
+def _weighed(part: str) -> tuple[str, float]:
+    media, *parameters = (each.strip() for each in part.split(";"))
+    weight = next((each[2:] for each in parameters if each.startswith("q=")), "1")
+    try:
+        return media, float(weight)
+    except ValueError:
+        return media, 0.0
+
+
+def base_of(request: Request) -> str:
+    """The URL of the gateway as this client knows it. Raises RequestError for no host name."""
+    base = str(request.base_url).rstrip("/")
+    if len(request.base_url.netloc) > LONGEST_HOST:
+        raise RequestError(400, "Bad request", "Host is longer than a host name can be")
+    return base
+
+
+def pretty(told: Any) -> str:
+    """JSON that a person can read too: what fits on a line is on one."""
+    return _pretty(told, "") + "\n"
+
+
+def _pretty(told: Any, indent: str) -> str:
+    line = json.dumps(told, ensure_ascii=False)
+    if not isinstance(told, dict | list | tuple) or len(indent) + len(line) <= WIDTH:
+        return line
+    deeper = indent + "  "
+    if isinstance(told, dict):
+        parts = [f"{json.dumps(k)}: {_pretty(v, deeper)}" for k, v in told.items()]
+        return "{\n" + ",\n".join(deeper + part for part in parts) + f"\n{indent}}}"
+    parts = [_pretty(each, deeper) for each in told]
+    return "[\n" + ",\n".join(deeper + part for part in parts) + f"\n{indent}]"
+
+
+def _negotiated(page: Endpoint, programs: Endpoint) -> Endpoint:
+    async def either(request: Request) -> Response:
+        endpoint = page if wants_page(request.headers.get("accept", "")) else programs
+        response = await endpoint(request)
+        response.headers.add_vary_header("Accept")
+        return response
+
+    return either
+
+
+def _told(
+    write: Callable[[str], str], media: str, headers: dict[str, str] | None = None
+) -> Endpoint:
+    """write: the text, from the URL of the gateway."""
+    written = lru_cache(ADDRESSES)(lambda base: write(base).encode())
+    more = _HEADERS | (headers or {})
+
+    async def told(request: Request) -> Response:
+        return _unless_known(request, written(base_of(request)), media, more)
+
+    return told
+
+
+def _file(name: str, media: str) -> Endpoint:
+    content = (_FILES / name).read_bytes()
+
+    async def file(request: Request) -> Response:
+        return _unless_known(request, content, media, _HEADERS)
+
+    return file
+
+
+def _unless_known(
+    request: Request, content: bytes, media: str, headers: dict[str, str]
+) -> Response:
+    """304 for who has it already (RFC 9110 13.1.2)."""
+    etag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
+    known = {each.strip().removeprefix("W/") for each in _known(request)}
+    if known & {etag, "*"}:
+        return Response(status_code=304, headers={**headers, "ETag": etag})
+    return Response(content, headers={**headers, "ETag": etag}, media_type=media)
+
+
+def _known(request: Request) -> list[str]:
+    return request.headers.get("if-none-match", "").split(",")
