@@ -61,7 +61,6 @@ def create_app(
             await cluster.close()
 
     files = {path: _page(file) for path, file in (pages or {}).items()}
-    files = {path: _page(file) for path, file in (pages or {}).items()}
     routes: list[BaseRoute] = [
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
