@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer
 
 from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web import demo
+from gateway.web import demo, discovery
 
 
 async def test_both_topics_are_written_to_until_it_is_cancelled():
@@ -58,7 +58,7 @@ def test_the_page_asks_for_nothing_that_is_not_in_the_package():
         text = path.read_text()
         assert not re.search(r"""(?:src|href|url|@import)\s*[=(]?\s*["']?(?:https?:)?//""", text)
     asked = re.findall(r'(?:src|href)="([^":]+)"', demo.PAGES["/"].read_text())
-    assert {f"/{name}" for name in asked} | {"/"} == set(demo.PAGES)
+    assert {f"/{name}" for name in asked} | {"/"} == {*demo.PAGES, discovery.ELSEWHERE}
 
 
 def test_every_element_the_script_looks_for_is_in_the_page():

@@ -127,7 +127,7 @@ class Stream:
     @property
     def examples(self) -> tuple[Example, ...]:
         token = " -H 'Authorization: Bearer TOKEN'" if self.guarded else ""
-        past = "until=latest" if self.history == "none" else "from=earliest&until=latest"
+        past = "" if self.history == "none" else "from=earliest&until=latest"
         return (
             Example("sse", f"curl -N{token}", ""),
             Example("ndjson", f"curl -N{token} -H 'Accept: {NDJSON}'", past),

@@ -15,7 +15,7 @@ SEARCH_FROM = 7  # streams, of which a screen no longer shows all
 
 _PAGE = Template((Path(__file__).parent / "page" / "index.html").read_text("utf-8"))
 _NAMES = {"sse": "Server-sent events", "ndjson": "NDJSON", "websocket": "WebSocket"}
-_HINTS = {"from": "live, earliest, -5m", "filter": "/amount>=10", "fields": "/id,/status"}
+_HINTS = {"from": "", "filter": "/amount>=10", "fields": "/id,/status"}
 
 
 def render(settings: Settings, base: str) -> str:
@@ -84,9 +84,7 @@ def _inputs(path: str, stream: Stream) -> Iterator[Parameter]:
 
 
 def _input(n: int, parameter: Parameter) -> str:
-    name, hint = escape(parameter.name), _HINTS.get(parameter.name, "")
-    if parameter.default is not None:
-        hint = f"{hint} (else {parameter.default})"
+    name, hint = escape(parameter.name), parameter.default or _HINTS.get(parameter.name, "")
     id = f"{name}-{n}"
     return (
         f'<div class="field"><label for="{id}">{name}</label>'
