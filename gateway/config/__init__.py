@@ -14,12 +14,14 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from . import problems, source
+from .condition import Condition, Filter
 from .dump import dump
+from .filters import fields_of, filters_of, filters_of_all
 from .guard import Jwk, Jwt, SchemaRegistry
 from .kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
 from .listen import AccessControl, Allow, Expose, Listen, ListenTls
 from .path import PathPattern
-from .route import Filter, Route, When, With
+from .route import Route, When, With
 from .schema import schema
 from .security import Sasl, Security, Tls
 from .settings import Metrics, Settings, Telemetry, Traces
@@ -29,6 +31,7 @@ __all__ = [
     "AccessControl",
     "Allow",
     "Cache",
+    "Condition",
     "Expose",
     "Filter",
     "Jwk",
@@ -54,6 +57,9 @@ __all__ = [
     "When",
     "With",
     "dump",
+    "fields_of",
+    "filters_of",
+    "filters_of_all",
     "load",
     "loads",
     "schema",

@@ -21,6 +21,7 @@ RESERVED = frozenset(
         *("/gateway.js", "/gateway.d.ts", "/health/live", "/health/ready", "/ws"),
     }
 )
+OWN_QUERY = frozenset({"filter", "fields"})
 
 Way = tuple[str | int, ...]
 
@@ -122,8 +123,15 @@ def _route(
         if name not in guards:
             what = f"unknown guard '{name}'; {nearest(name, map(str, guards), 'add it to guards')}"
             yield Problem(("guarded", name), what, key=True)
+    chosen = _map(route.get("with")).get("allow") is not None
     for way, template in _sources(route):
-        yield from _source(way, template, topics)
+        if chosen and template.holes:
+            yield from _chosen(way, template)
+        else:
+            yield from _source(way, template, topics)
+    if chosen and not any(template.holes for _, template in _sources(route)):
+        what = "'allow' is for topics that a path chooses; add one such as ${params.topics}"
+        yield Problem(("with", "allow"), what, key=True)
     params = _params(route)
     for way, template in (*_sources(route), *_conditions(route)):
         for hole in template.holes:
@@ -141,6 +149,13 @@ def _source(way: Way, template: Template, topics: list[str]) -> Iterator[Problem
         yield Problem(way, f"no topic can match '{template}'; kafka.topics has {known}")
 
 
+def _chosen(way: Way, template: Template) -> Iterator[Problem]:
+    """With `allow`, a list is chosen or a pattern: not a part of a name."""
+    if len(template.pieces) > 1:
+        what = f"'{template}' is a part of a name, and 'allow' is for whole ones"
+        yield Problem(way, f"{what}; write such as ${{params.topics}}")
+
+
 def _sources(route: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
     options = _map(route.get("with"))
     yield from _template(("with", "topic"), options.get("topic"))
@@ -151,16 +166,27 @@ def _sources(route: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
 def _conditions(route: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
     for index, condition in enumerate(_list(_map(route.get("with")).get("filters"))):
         way: Way = ("with", "filters", index)
-        yield from _template((*way, "key"), _map(condition).get("key"))
+        yield from _wanted((*way, "key"), _map(condition).get("key"))
         for part in ("headers", "value"):
-            for name, text in _map(_map(condition).get(part)).items():
-                yield from _template((*way, part, name), text)
+            for name, wanted in _map(_map(condition).get(part)).items():
+                yield from _wanted((*way, part, name), wanted)
+
+
+def _wanted(way: Way, wanted: object) -> Iterator[tuple[Way, Template]]:
+    """The templates of a text, or of a condition's options."""
+    yield from _template(way, wanted)
+    for name, text in _map(wanted).items():
+        yield from _template((*way, name), text)
+        for index, each in enumerate(_list(text)):
+            yield from _template((*way, name, index), each)
 
 
 def _hole(
     hole: Hole, params: dict[str, bool], guarded: list[str], guards: Mapping[str, Any]
 ) -> str | None:
     """What a hole asks for and the route cannot give; None if it can."""
+    if hole.root == "query" and hole.name in OWN_QUERY:
+        return f"?{hole.name}= is read by the gateway itself; use another name"
     if hole.root == "params" and not params.get(hole.name):
         if hole.name in params:
             return f"not every path of this route has a parameter '{hole.name}'; split the route"

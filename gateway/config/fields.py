@@ -29,6 +29,7 @@ from .substitution import Substituted, shown
 T = TypeVar("T")
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_GLOB = re.compile(r"[A-Za-z0-9._*-]{1,249}")
 _REFERENCE = re.compile(r"\$\{(env\.[A-Za-z0-9_]+|file:[^}]*)\}")
 _POINTER = re.compile(r"(?:/(?:[^~/]|~[01])*)*")
 
@@ -133,6 +134,12 @@ def _topic(name: str) -> str:
     return name
 
 
+def _glob(pattern: str) -> str:
+    if pattern in (".", "..") or not _GLOB.fullmatch(pattern):
+        raise ValueError("{} is no topic or pattern; write such as orders or pay-*")
+    return pattern
+
+
 def _pointer(pointer: str) -> str:
     if not pointer.startswith("/") or not _POINTER.fullmatch(pointer):
         raise ValueError("{} is no JSON pointer; write such as /region (RFC 6901)")
@@ -189,6 +196,9 @@ Size: TypeAlias = Annotated[
 ]
 TopicName: TypeAlias = Annotated[
     str, _checked(_topic), _schema(type="string", pattern=f"^{_TOPIC.pattern}$")
+]
+TopicGlob: TypeAlias = Annotated[
+    str, _checked(_glob), _schema(type="string", pattern=f"^{_GLOB.pattern}$")
 ]
 Pointer: TypeAlias = Annotated[str, _checked(_pointer), _schema(type="string", pattern="^/")]
 File: TypeAlias = Annotated[

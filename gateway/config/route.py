@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from .fields import Duration, History, Pointer, Text, text, within
+from .condition import Filter, RequestTemplate
+from .fields import Duration, Flag, History, Pointer, Text, TopicGlob, text, within
 from .path import PathPattern
 from .section import Problem, Section, refused
-from .template import REQUEST, Template
+from .template import Template
 
 
 def _path(value: object) -> str:
@@ -22,14 +23,6 @@ def _path(value: object) -> str:
     return given
 
 
-def _of_request(template: Template) -> Template:
-    for hole in template.holes:
-        if hole.root not in REQUEST:
-            raise refused(f"'${{{hole.text}}}' is unknown here; use ${{params.name}}")
-    return template
-
-
-RequestTemplate = Annotated[Template, AfterValidator(_of_request)]
 RoutePath = Annotated[str, BeforeValidator(_path)]
 
 
@@ -44,28 +37,6 @@ class When(Section):
         return PathPattern.parse(self.path)
 
 
-class Filter(Section):
-    """All of its parts must match, exactly."""
-
-    key: RequestTemplate | None = Field(
-        default=None, description="The record's key. For own records only."
-    )
-    headers: dict[Text, RequestTemplate] = Field(
-        default={}, description="Headers of the record, by name. For own records only."
-    )
-    value: dict[Pointer, RequestTemplate] = Field(
-        default={},
-        description="Fields of the value, by JSON pointer (RFC 6901). For own records only.",
-    )
-
-    @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        if not any(raw.get(part) for part in ("key", "headers", "value")) and raw.keys() <= {
-            "key", "headers", "value",
-        }:  # fmt: skip
-            yield Problem((), "an empty filter matches every record; add key, headers or value")
-
-
 class With(Section):
     topic: RequestTemplate | None = Field(
         default=None, description="The topic to read. For clients."
@@ -73,9 +44,24 @@ class With(Section):
     topics: tuple[RequestTemplate, ...] = Field(
         default=(), description="Several topics, merged. For clients; instead of topic."
     )
+    allow: tuple[TopicGlob, ...] = Field(
+        default=(),
+        description="Topics that a path may choose, also as a list or pattern; default those of "
+        "kafka.topics. For dashboards.",
+    )
     filters: tuple[Filter, ...] = Field(
         default=(),
         description="A record passes if any of them matches; all pass if empty. For clients.",
+    )
+    client_filters: Flag = Field(
+        default=False, description="Whether ?filter= may narrow a stream. For dashboards."
+    )
+    fields: tuple[Pointer, ...] = Field(
+        default=(),
+        description="What is shown of a JSON value, by pointers; default all. For data protection.",
+    )
+    client_fields: Flag = Field(
+        default=False, description="Whether ?fields= may ask for less of it. For mobile clients."
     )
     format: Literal["value", "envelope", "cloudevents"] = Field(
         default="value", description="What `data:` holds. For the clients' code."
@@ -116,6 +102,9 @@ class With(Section):
             yield Problem((), "'topic' is missing; add topic or topics", key=True)
         elif raw.get("topics") in ([], ()):
             yield Problem(("topics",), "is empty; list at least one topic")
+        for name, what in (("allow", "topic or pattern"), ("fields", "JSON pointer")):
+            if raw.get(name) in ([], ()):
+                yield Problem((name,), f"is empty; list at least one {what}, or leave it out")
 
 
 class Route(Section):

@@ -128,7 +128,7 @@ class Template:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(
-            cls._validate,
+            cls.validate,
             serialization=core_schema.plain_serializer_function_ser_schema(str),
         )
 
@@ -139,7 +139,8 @@ class Template:
         return {"type": "string"}
 
     @classmethod
-    def _validate(cls, value: object) -> Template:
+    def validate(cls, value: object) -> Template:
+        """A text of the file as a template, or what pydantic is told instead."""
         if isinstance(value, Template):
             return value
         if not isinstance(value, str):

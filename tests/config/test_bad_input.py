@@ -183,7 +183,70 @@ CASES = {
     ),
     "filter by no pointer": (ROUTE + "topic: orders\n      filters: [{value: {§region: a}}]\n",
                              "JSON pointer /region"),
-    "filter by a number": (ROUTE + "topic: orders\n      filters: [{key: §7}]\n", "text 7 quotes"),
+    "filter by a list": (ROUTE + "topic: orders\n      filters: [{key: §[a, b]}]\n",
+                         "key one text {in: [..]}"),
+    "empty condition": (ROUTE + "topic: orders\n      filters: [{key: §{}}]\n", "always exists"),
+    "unknown condition": (ROUTE + "topic: orders\n      filters: [{key: {§prefx: a}}]\n",
+                          "'prefx' filters[0].key 'prefix'?"),
+    "condition on a header by another name": (
+        ROUTE + "topic: orders\n      filters: [{headers: {a: {§equals: b}}}]\n",
+        "'equals' headers.a prefix",
+    ),
+    "empty list of texts": (ROUTE + "topic: orders\n      filters: [{key: {in: §[]}}]\n",
+                            "key.in empty one"),
+    "a text where a list of them is": (
+        ROUTE + "topic: orders\n      filters: [{key: {in: §a}}]\n", "key.in list 'a'"),
+    "options in a list of texts": (
+        ROUTE + "topic: orders\n      filters: [{key: {in: [a, §{b: c}]}}]\n", "in[1] text"),
+    "prefix that is a number": (
+        ROUTE + "topic: orders\n      filters: [{key: {prefix: §7}}]\n", "prefix text 7 quotes"),
+    "presence in words": (
+        ROUTE + "topic: orders\n      filters: [{value: {/a: {exists: §yes}}}]\n", "'yes' true"),
+    "absent and more": (
+        ROUTE + "topic: orders\n      filters: [{key: {prefix: a, §exists: false}}]\n",
+        "'exists: false' excludes",
+    ),
+    "bound that is a word": (
+        ROUTE + "topic: orders\n      filters: [{value: {/a: {gt: §many}}}]\n", "'many' number 10"),
+    "bound that is a boolean": (
+        ROUTE + "topic: orders\n      filters: [{value: {/a: {lte: §true}}}]\n", "true number 10"),
+    "bound that no double holds": (
+        ROUTE + "topic: orders\n      filters: [{value: {/a: {lt: §1e999}}}]\n", "number quotes"),
+    "bound of another grammar": (
+        ROUTE + "topic: orders\n      filters: [{value: {/a: {gt: §'0x10'}}}]\n", "'0x10' number"),
+    "bound of an unknown parameter": (
+        ROUTE + "topic: orders\n      filters: [{value: {/a: {gte: §'${params.min}'}}}]\n",
+        "'min' path",
+    ),
+    "text of a list by an unknown parameter": (
+        ROUTE + "topic: orders\n      filters: [{key: {in: [a, §'${params.costumer}']}}]\n",
+        "'costumer' 'customer'?",
+    ),
+    "condition of a message": (
+        ROUTE + "topic: orders\n      filters: [{key: {prefix: §'${message.key}'}}]\n",
+        "message.key params.name",
+    ),
+    "filter by the client's own": (
+        ROUTE + "topic: orders\n      filters: [{key: §'${query.filter}'}]\n", "?filter= another"),
+    "clients' filters in words": (
+        ROUTE + "topic: orders\n      clientFilters: §allowed\n", "'allowed' true or false"),
+    "clients' fields in another spelling": (
+        ROUTE + "topic: orders\n      §client-fields: true\n", "'clientFields'?"),
+    "field by no pointer": (ROUTE + "topic: orders\n      fields: [/id, §name]\n",
+                            "fields[1] 'name' JSON pointer"),
+    "no fields": (ROUTE + "topic: orders\n      fields: §[]\n", "fields empty pointer"),
+    "fields as text": (ROUTE + "topic: orders\n      fields: §/id\n", "fields list '/id'"),
+    "nothing allowed": (ROUTE + "topic: '${params.customer}'\n      allow: §[]\n", "allow empty"),
+    "pattern of another kind": (
+        ROUTE + "topic: '${params.customer}'\n      allow: [orders, §'pay-?']\n", "'pay-?' pay-*"),
+    "allowed, but nothing is chosen": (
+        ROUTE + "topic: orders\n      §allow: [orders]\n", "'allow' path ${params.topics}"),
+    "a part of a name is chosen": (
+        ROUTE + "topic: §'pay-${params.customer}'\n      allow: ['pay-*']\n", "part whole"),
+    "unknown topic beside chosen ones": (
+        ROUTE + "topics: ['${params.customer}', §order]\n      allow: ['*']\n",
+        "'order' 'orders'?",
+    ),
     "filter of a message": (ROUTE + "topic: orders\n      filters: [{key: §'${message.key}'}]\n",
                             "message.key params.name"),
     "no such template": (ROUTE + "topic: orders\n      filters: [{key: §'${parms.a}'}]\n",
