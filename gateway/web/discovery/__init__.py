@@ -13,6 +13,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -73,10 +74,12 @@ def _weighed(part: str) -> tuple[str, float]:
 
 def base_of(request: Request) -> str:
     """The URL of the gateway as this client knows it. Raises RequestError for no host name."""
-    base = str(request.base_url).rstrip("/")
-    if len(request.base_url.netloc) > LONGEST_HOST:
+    host = request.base_url.netloc
+    if len(host) > LONGEST_HOST:
         raise RequestError(400, "Bad request", "Host is longer than a host name can be")
-    return base
+    # Not all of base_url: mounted in another application, its path is that one's.
+    below = quote(request.scope.get("root_path", "").rstrip("/"))
+    return f"{request.base_url.scheme}://{host}{below}"
 
 
 def pretty(told: Any) -> str:

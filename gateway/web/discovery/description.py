@@ -169,8 +169,7 @@ class Stream:
     def _templates(self) -> Iterator[Template]:
         yield from self.route.with_.sources
         for one in self.route.with_.filters:
-            yield from (one.key,) if one.key is not None else ()
-            yield from (*one.headers.values(), *one.value.values())
+            yield from one.templates
 
     def _used(self, hole: str) -> str:
         """What becomes of a parameter."""

@@ -1,0 +1,406 @@
+"""What a gateway tells of itself, without a Kafka."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import AsyncIterator
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
+from support.asyncapi import faults, messages
+
+from gateway import __version__
+from gateway.config import Settings, loads
+from gateway.config.crosscheck import RESERVED
+from gateway.web import demo, discovery
+from gateway.web.app import create_app
+from gateway.web.discovery.asyncapi import document
+from gateway.web.discovery.description import description
+from gateway.web.discovery.html import SEARCH_FROM, render
+
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
+SHOP = """
+name: shop
+kafka:
+  servers: [localhost:9092]
+  topics:
+    - {name: orders, value: {model: json}}
+    - {name: pay-eu, defaultOffset: historical}
+routes:
+  - when: [{path: /events/orders}, {path: "/events/orders/{customer}"}]
+    with: {topic: orders, history: 24h}
+  - when: [{path: "/pay/{region}"}]
+    with:
+      topic: "pay-${params.region}"
+      format: envelope
+      filters: [{headers: {card: "${query.card}"}}]
+  - when: [{path: /live}]
+    with: {topics: [orders, pay-eu], format: cloudevents, history: none}
+  - when: [{path: /raw}]
+    with: {topic: pay-eu, binary: base64}
+"""
+DEMO = demo.PAGES["/"].read_text()
+NONE = "name: empty\nkafka: {servers: [localhost:9092]}\n"
+
+
+def asking(app: Any, base: str = "http://gw:8080") -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=base)
+
+
+@pytest.fixture
+async def shop() -> AsyncIterator[httpx.AsyncClient]:
+    async with asking(create_app(loads(SHOP))) as http:
+        yield http
+
+
+def streams(settings: Settings) -> dict[str, dict[str, Any]]:
+    """By their first path."""
+    told = json.loads(discovery.pretty(description(settings, "http://gw")))
+    return {each["paths"][0]: each for each in told["streams"]}
+
+
+def names(stream: dict[str, Any]) -> list[str]:
+    return [each["name"] for each in stream["parameters"]]
+
+
+# Who gets what
+
+
+@pytest.mark.parametrize(
+    ("accept", "page"),
+    [
+        (BROWSER, True),
+        ("text/html", True),
+        ("Text/HTML;Q=0.5, application/json;q=0.1", True),
+        ("text/html;q=0.2, application/json", False),
+        ("text/html;q=0", False),
+        ("text/html;q=high", False),
+        ("*/*", False),
+        ("", False),
+        ("application/json", False),
+        ("text/event-stream", False),
+    ],
+)
+async def test_a_page_for_those_who_ask_for_one_and_json_for_the_rest(
+    accept: str, page: bool, shop: httpx.AsyncClient
+):
+    answer = await shop.get("/", headers={"accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html" if page else "application/json")
+    assert answer.headers["vary"] == "Accept"
+    assert ("<!doctype html>" in answer.text) is page
+    assert page or answer.json()["name"] == "shop"
+
+
+@pytest.mark.parametrize("path", ["/", "/asyncapi.json", "/discovery.js", "/discovery.css"])
+async def test_who_has_it_already_is_not_sent_it_again(path: str, shop: httpx.AsyncClient):
+    first = await shop.get(path)
+    assert first.headers["cache-control"] == "no-cache"
+    for known in (first.headers["etag"], f'"other", W/{first.headers["etag"]}', "*"):
+        again = await shop.get(path, headers={"if-none-match": known})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+    assert (await shop.get(path, headers={"if-none-match": '"other"'})).status_code == 200
+
+
+async def test_the_page_and_the_json_are_never_taken_for_each_other(shop: httpx.AsyncClient):
+    page = (await shop.get("/", headers={"accept": BROWSER})).headers["etag"]
+    assert (await shop.get("/", headers={"if-none-match": page})).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/asyncapi.json"])
+async def test_other_methods_are_refused(path: str, shop: httpx.AsyncClient):
+    answer = await shop.post(path)
+    assert answer.status_code == 405
+    assert answer.json()["status"] == 405
+
+
+# What programs are told
+
+
+async def test_streams_have_what_a_client_needs(shop: httpx.AsyncClient):
+    told = (await shop.get("/")).json()
+    assert (told["name"], told["version"]) == ("shop", __version__)
+    assert told["links"]["asyncapi"] == "http://gw:8080/asyncapi.json"
+    assert told["links"]["websocket"] == "ws://gw:8080/ws"
+    orders, pay, live, raw = told["streams"]
+    assert orders["paths"] == ["/events/orders", "/events/orders/{customer}"]
+    assert (orders["topics"], orders["format"], orders["history"]) == (["orders"], "value", "1d")
+    assert orders["contentTypes"] == ["text/event-stream", "application/x-ndjson"]
+    assert (orders["filters"], orders["fields"], orders["produce"]) == (False, False, False)
+    assert pay["topics"] == ["pay-${params.region}"]
+    assert (live["format"], live["history"]) == ("cloudevents", "none")
+    assert raw["guarded"] == []
+    assert "hint" not in told
+
+
+def test_parameters_are_those_that_the_route_takes():
+    told = streams(loads(SHOP))
+    always = ["until", "lastEventId", "wait", "positions", "credit"]
+    assert names(told["/events/orders"]) == ["customer", "from", *always]
+    assert names(told["/pay/{region}"]) == ["region", "card", "from", *always]
+    assert names(told["/live"]) == always, "it has no history to begin in"
+    customer, begin, *_ = told["/events/orders"]["parameters"]
+    assert "required" not in customer, "one of the two paths does without"
+    assert begin["default"] == "live" and "1d back" in begin["description"]
+    region, card, begin, *_ = told["/pay/{region}"]["parameters"]
+    assert (region["in"], card["in"]) == ("path", "query")
+    assert region["required"] and card["required"]
+    assert begin["default"] == "earliest"
+    only = {each["name"]: each.get("transports") for each in told["/live"]["parameters"]}
+    assert (only["wait"], only["credit"], only["until"]) == (["ndjson"], ["websocket"], None)
+
+
+def test_the_lines_are_words_of_a_shell_whoever_wrote_the_path():
+    text = SHOP.replace("/live}", "/li'v&e;$(id)}")
+    path = "/li'v&e;$(id)"
+    lines = [each["line"] for each in streams(loads(text))[path]["examples"]]
+    assert shlex.split(lines[0]) == ["curl", "-N", f"http://gw{path}"]
+    assert shlex.split(lines[1])[-2:] == ["Accept: application/x-ndjson", f"http://gw{path}"]
+    assert shlex.split(lines[2]) == ["npx", "wscat", "-c", f"ws://gw{path}"]
+    lines = [each["line"] for each in streams(loads(SHOP))["/pay/{region}"]["examples"]]
+    assert shlex.split(lines[0])[-1] == "http://gw/pay/{region}?card={card}"
+
+
+async def test_the_address_is_the_one_the_client_came_by():
+    app = Starlette(routes=[Mount("/kafka", app=create_app(loads(SHOP)))])
+    async with asking(app, "https://shop.example") as http:
+        told = (await http.get("/kafka/")).json()
+        line = told["streams"][0]["examples"][0]["line"]
+        assert line == "curl -N https://shop.example/kafka/events/orders"
+        assert told["links"]["websocket"] == "wss://shop.example/kafka/ws"
+        servers = (await http.get("/kafka/asyncapi.json")).json()["servers"]
+        where = {"host": "shop.example", "pathname": "/kafka"}
+        assert servers["websocket"] == {**where, "protocol": "wss"}
+
+
+async def test_a_host_that_is_none_is_not_repeated_for_each_stream(shop: httpx.AsyncClient):
+    for path in ("/", "/asyncapi.json"):
+        answer = await shop.get(path, headers={"host": "a" * 60_000})
+        assert answer.status_code == 400
+        assert len(answer.content) < 1000
+
+
+async def test_a_gateway_without_routes_says_so_and_what_to_do():
+    async with asking(create_app(loads(NONE))) as http:
+        told = (await http.get("/")).json()
+        page = (await http.get("/", headers={"accept": BROWSER})).text
+        assert told["streams"] == []
+        assert "has no routes; add one" in told["hint"]
+        assert "This gateway has no routes; add one" in page
+        assert faults((await http.get("/asyncapi.json")).json()) == []
+
+
+SECRETS = """
+name: vault
+kafka:
+  servers: [kafka.covert.example:9092]
+  clientId: covert-client
+  rack: covert-rack
+  security:
+    sasl: {mechanism: plain, username: covert-user, password: covert-password}
+  topics: [{name: orders}]
+routes:
+  - when: [{path: /orders}]
+    guarded: {jwt0: ["covert:role"]}
+    with: {topic: orders, filters: [{key: "${env.KEY}"}]}
+guards:
+  jwt0:
+    type: jwt
+    issuer: https://covert.example
+    audience: covert-audience
+    keys: [{kty: oct, k: covert-key}]
+catalogs:
+  registry0:
+    type: schema-registry
+    url: https://covert.example
+    username: covert-user
+    password: covert-pw
+telemetry: {traces: {otlp: "https://covert.example/v1"}}
+"""
+
+
+def test_nothing_is_told_that_a_client_must_not_know():
+    settings = loads(SECRETS, environ={"KEY": "covert-value"})
+    for told in (
+        render(settings, "http://gw"),
+        discovery.pretty(description(settings, "http://gw")),
+        discovery.pretty(document(settings, "http://gw")),
+    ):
+        assert "orders" in told
+        assert re.findall(r"\S*covert\S*", told, re.IGNORECASE) == []
+
+
+def test_a_guarded_stream_names_its_guard_and_its_lines_have_a_token():
+    settings = loads(SECRETS, environ={"KEY": "covert-value"})
+    told = streams(settings)["/orders"]
+    assert told["guarded"] == ["jwt0"]
+    assert "Authorization: Bearer TOKEN" in told["examples"][0]["line"]
+    asyncapi = document(settings, "http://gw")
+    assert faults(asyncapi) == []
+    assert asyncapi["operations"]["orders.sse"]["security"]
+    assert "sends no token" in render(settings, "http://gw")
+
+
+async def test_every_path_of_the_gateway_itself_is_refused_to_routes():
+    served = [each for each in create_app(loads(SHOP)).routes if isinstance(each, Route)]
+    assert served
+    assert {each.path for each in served} <= RESERVED
+
+
+# AsyncAPI
+
+
+async def test_the_asyncapi_document_is_one_by_the_standards_own_schema(shop: httpx.AsyncClient):
+    told = (await shop.get("/asyncapi.json")).json()
+    assert faults(told) == []
+    assert told["servers"]["http"] == {"host": "gw:8080", "protocol": "http"}
+    addresses = {each["address"] for each in told["channels"].values()}
+    paths = {path for stream in streams(loads(SHOP)).values() for path in stream["paths"]}
+    assert addresses == paths | {"/ws"}
+    actions = {name: each["action"] for name, each in told["operations"].items()}
+    assert actions["events-orders-customer.sse"] == "send", "the gateway sends"
+    assert actions["multiplex.receive"] == "receive"
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        (("asyncapi",), "2.6.0"),
+        (("channels", "live.http", "adress"), "/live"),
+        (("channels", "live.http", "address"), "/live/{region}"),
+        (("operations", "live.sse", "action"), "subscribe"),
+        (
+            ("operations", "live.sse", "messages"),
+            [{"$ref": "#/channels/raw.http/messages/sse-gap"}],
+        ),
+        (("components", "messages", "sse-gap", "payload", "$ref"), "#/components/schemas/gab"),
+    ],
+    ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_document_would_be_found(where: tuple[str, ...], what: Any):
+    told = json.loads(json.dumps(document(loads(SHOP), "http://gw")))
+    node = told
+    for step in where[:-1]:
+        node = node[step]
+    node[where[-1]] = what
+    assert faults(told) != []
+
+
+@pytest.mark.parametrize(
+    ("operation", "schema"),
+    [
+        ("events-orders", "value-json"),
+        ("pay-region", "envelope"),
+        ("live", "cloudevents"),
+        ("raw", "value-base64"),
+    ],
+)
+def test_records_have_the_schema_of_their_format(operation: str, schema: str):
+    told = document(loads(SHOP), "http://gw")
+    record = messages(told, f"{operation}.sse")["message"]
+    assert record["payload"] == {"$ref": f"#/components/schemas/{schema}"}
+
+
+def test_paths_that_read_alike_have_channels_of_their_own():
+    alike = "[{path: /e/a}, {path: '/e/{a}'}, {path: /multiplex}]"
+    text = SHOP.replace("[{path: /live}]", alike)
+    told = document(loads(text), "http://gw")
+    assert faults(told) == []
+    assert {"e-a.http", "e-a-2.http", "multiplex-2.http", "multiplex"} <= told["channels"].keys()
+
+
+# The page
+
+
+class Read(HTMLParser):
+    """Its elements, their attributes and all text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.said = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data: str) -> None:
+        self.said += data
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def test_what_an_operator_wrote_is_text_in_the_page():
+    odd = """<script>alert(1)</script>"'$name"""
+    text = SHOP.replace("name: shop", f"name: {json.dumps(odd)}")
+    text = text.replace("/live}", "/li'v&e}")
+    page = Read(render(loads(text), "http://gw"))
+    assert odd in page.said
+    assert [each.get("src") for each in page.all("script")] == ["discovery.js"]
+    assert "/li'v&e" in [each["data-path"] for each in page.all("article")]
+    assert "/li'v&e" in page.said
+
+
+def test_every_path_has_a_card_with_a_field_for_what_it_needs():
+    page = Read(render(loads(SHOP), "http://gw"))
+    paths = [each["data-path"] for each in page.all("article")]
+    assert paths[:3] == ["/events/orders", "/events/orders/{customer}", "/pay/{region}"]
+    required = [each["name"] for each in page.all("input") if "required" in each]
+    assert required == ["customer", "region", "card"]
+    labels = {each["for"] for each in page.all("label")}
+    fields = [each["id"] for each in page.all("input")]
+    assert labels == set(fields) and len(labels) == len(fields)
+
+
+@pytest.mark.parametrize("count", [SEARCH_FROM - 1, SEARCH_FROM])
+def test_there_is_a_search_where_there_are_many_streams(count: int):
+    routes = "".join(
+        f"\n  - {{when: [{{path: /e/{n}}}], with: {{topic: orders}}}}" for n in range(count)
+    )
+    text = SHOP[: SHOP.index("routes:")] + "routes:" + routes
+    page = Read(render(loads(text), "http://gw"))
+    search = next(each for each in page.all("div") if each.get("role") == "search")
+    assert ("hidden" in search) is (count < SEARCH_FROM)
+
+
+async def test_the_page_needs_nothing_that_its_policy_forbids(shop: httpx.AsyncClient):
+    answer = await shop.get("/", headers={"accept": BROWSER})
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    page = Read(answer.text)
+    asked = [*page.all("link"), *page.all("script")]
+    wanted = [each.get("href") or each.get("src") for each in asked]
+    for path in (each for each in wanted if each and not each.startswith("data:")):
+        assert "//" not in path and not path.startswith("/")
+        found = await shop.get(f"/{path}")
+        assert found.status_code == 200, path
+        assert found.headers["x-content-type-options"] == "nosniff"
+    assert not [each for _, each in page.elements if "style" in each or "onclick" in each]
+    script = (await shop.get("/discovery.js")).text
+    assert "innerHTML" not in script and "insertAdjacentHTML" not in script
+
+
+# The demo
+
+
+async def test_the_demo_has_its_own_page_and_programs_find_the_streams():
+    app = create_app(loads(demo.CONFIG), pages=demo.PAGES)
+    async with asking(app) as http:
+        home = await http.get("/", headers={"accept": BROWSER})
+        assert home.text == DEMO
+        assert home.headers["vary"] == "Accept"
+        assert len((await http.get("/")).json()["streams"]) == 4
+        page = await http.get(discovery.ELSEWHERE, headers={"accept": BROWSER})
+        assert len(Read(page.text).all("article")) == 4
+
+
+async def test_elsewhere_that_path_is_free_for_a_route(shop: httpx.AsyncClient):
+    assert (await shop.get(discovery.ELSEWHERE)).status_code == 404
