@@ -1,0 +1,155 @@
+"""`gateway tail`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..options import LOCAL, Config, Servers, listed
+from .style import Style
+
+
+def _beginnings() -> list[str]:
+    return ["live", "earliest", "-5m", "-1h", "-1d"]
+
+
+def _ends() -> list[str]:
+    return ["latest", "-5m"]
+
+
+def tail(
+    stream: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL|TOPIC",
+            show_default=False,
+            help="http(s)://, ws(s)://, or topics of a Kafka, with commas.",
+        ),
+    ],
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="WHERE",
+            autocompletion=_beginnings,
+            help="live, earliest, -5m, an ISO 8601 time, or a position as ^C prints it.",
+        ),
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHERE", autocompletion=_ends, help="End there: latest, or a time as above."
+        ),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", min=1, help="End after so many records.")
+    ] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="FILTER",
+            help="Such as key=alice, /amount>=10, or JSON; repeated: all of them.",
+        ),
+    ] = None,
+    fields: Annotated[
+        str | None, typer.Option(metavar="POINTERS", help="Only these: /id,/customer/name.")
+    ] = None,
+    style: Annotated[
+        Style | None,
+        typer.Option(
+            "--format", show_default=False, help="[default: pretty on a terminal, else json]"
+        ),
+    ] = None,
+    position: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", dir_okay=False, help="Keep the position there, and go on from it."
+        ),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A gap ends it with exit code 1, before the gap.")
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Nothing on stderr but errors.")
+    ] = False,
+    headers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header", "-H", metavar="'NAME: VALUE'", help="Of requests; may be repeated."
+        ),
+    ] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JWT",
+            envvar="GATEWAY_TOKEN",
+            help="As Authorization: Bearer.",
+            show_envvar=True,
+        ),
+    ] = None,
+    cacert: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", exists=True, dir_okay=False, help="Trust these alone (PEM)."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Take any certificate. Tokens may be stolen.")
+    ] = False,
+    servers: Servers = LOCAL,
+    config: Config = None,
+) -> None:
+    """Follow a stream of a gateway, or topics of a Kafka without one.
+
+    Records go to stdout, all else to stderr. After a cut it connects again and goes on exactly
+    there. A gap (records that Kafka no longer has) is told; it fails only with --strict.
+
+    \b
+    pretty  for people: time, partition:offset, key, value
+    json    for jq: one JSON a line, as the stream's NDJSON has it
+    value   the values alone, to the byte
+
+    \b
+    gateway tail http://localhost:8080/events/orders
+    gateway tail ws://localhost:8080/events/orders --filter '/amount>=100'
+    gateway tail ws://localhost:8080/ws#/events/orders   # one of many on /ws
+    gateway tail orders --servers localhost:9092 --from earliest --until latest | jq .value
+    gateway tail orders --position orders.position --format value >> orders.jsonl
+    """
+    from .run import Options
+    from .run import tail as follow
+    from .target import Target
+
+    try:
+        target = Target.parse(stream)
+    except ValueError as exc:
+        raise typer.BadParameter(str(exc), param_hint="URL|TOPIC") from None
+    if target.scheme and config is not None:
+        raise typer.BadParameter("is for topics; a URL needs none", param_hint="--config")
+    query = target.query.begin(begin).end(until).only(filters or [], fields)
+    if count is not None:
+        query = replace(query, count=count)
+    options = Options(
+        servers=listed(servers),
+        config=config,
+        style=style,
+        quiet=quiet,
+        strict=strict,
+        position=position,
+        headers=_headers(headers or [], token),
+        cacert=cacert,
+        insecure=insecure,
+    )
+    follow(replace(target, query=query), options)
+
+
+def _headers(texts: list[str], token: str | None) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        if not colon or not name.strip() or "\n" in text or "\r" in text:
+            raise typer.BadParameter(f"'{text}' is not NAME: VALUE", param_hint="--header")
+        headers[name.strip()] = value.strip()
+    return headers | ({"Authorization": f"Bearer {token}"} if token else {})

@@ -1,0 +1,73 @@
+"""What is followed, and what is asked of it."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+import pytest
+
+from gateway.cli.tail.target import Query, Target
+
+TOKEN = "1uF5G6BrAOhUmLWMKB1azr6JoweV-tXDCBBDBF_GDrxATv"
+
+
+@pytest.mark.parametrize(
+    ("text", "scheme", "place", "path", "socket"),
+    [
+        ("http://a:80/events/x", "http", "a:80", "/events/x", None),
+        ("https://a", "https", "a", "/", None),
+        ("HTTP://a/x", "http", "a", "/x", None),
+        ("ws://a/events/x", "ws", "a", "/events/x", None),
+        ("wss://a/ws#/events/x", "wss", "a", "/events/x", "/ws"),
+        ("ws://a#/events/x", "ws", "a", "/events/x", "/ws"),
+        ("ws://a/gate/ws#/events/x?from=earliest", "ws", "a", "/events/x", "/gate/ws"),
+        ("orders", "", "orders", "", None),
+        ("orders,payments.v2", "", "orders,payments.v2", "", None),
+    ],
+)
+def test_an_address_or_topics_are_understood(text, scheme, place, path, socket):
+    target = Target.parse(text)
+    assert (target.scheme, target.place, target.path, target.socket) == (
+        scheme, place, path, socket,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["", "ftp://a/x", "http:///x", "http://a:0/x", "ws://a/ws", "a:80/x", "a,,b", "a b"]
+)
+def test_what_is_neither_is_refused(text):
+    with pytest.raises(ValueError):
+        Target.parse(text)
+
+
+def test_credentials_are_not_shown():
+    assert Target.parse("http://user:secret@a:1/x").shown == "a:1"
+
+
+def test_what_an_address_asks_for_counts_as_an_option_and_an_option_beats_it():
+    query = Target.parse("http://a/x?from=earliest&until=10&filter=key=a&y=").query
+    assert query == Query("earliest", None, None, 10, (("filter", "key=a"), ("y", "")))
+    query = query.begin("-5m").end("latest").only(["/n>=1", "/n<2"], "/id")
+    assert parse_qsl(query.text(None), keep_blank_values=True) == [
+        ("filter", "key=a"), ("y", ""), ("filter", "/n>=1"), ("filter", "/n<2"),
+        ("fields", "/id"), ("from", "-5m"), ("until", "latest"),
+    ]  # fmt: skip
+
+
+def test_a_position_is_told_from_a_time_and_beats_it():
+    assert Query().begin(TOKEN) == Query(position=TOKEN)
+    for time in ("live", "earliest", "-5m", "2026-01-01T00:00:00Z", "20260101T000000-0500"):
+        assert Query().begin(time) == Query(origin=time)
+    assert Query.read(f"lastEventId={TOKEN}&from=live") == Query("live", TOKEN)
+    assert Query.read(f"lastEventId={TOKEN}").begin("live") == Query("live", None)
+
+
+def test_where_to_begin_is_not_asked_again_once_there_is_a_position():
+    query = Query.read("from=-5m&until=latest")
+    assert query.text(None) == "from=-5m&until=latest"
+    assert query.text(TOKEN) == "until=latest"
+
+
+def test_a_count_is_ours_to_count_for_it_is_of_all_connections():
+    assert Query().end("10") == Query(count=10)
+    assert Query().end("10").text(None) == ""
