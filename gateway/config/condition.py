@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Annotated, Any
 
@@ -74,6 +74,9 @@ Bound = Annotated[
 ]
 
 
+_TEXTS = ("prefix", "gt", "gte", "lt", "lte")
+
+
 class Condition(Section):
     """What a key, header or field must be; all that is given must hold."""
 
@@ -101,11 +104,19 @@ class Condition(Section):
             what = "'exists: false' excludes all else; what is not there has no text"
             yield Problem(("exists",), what, key=True)
 
+    @property
+    def templates(self) -> Iterator[Template]:
+        """All of its texts."""
+        yield from self.in_ or ()
+        for name in _TEXTS:
+            if (template := getattr(self, name)) is not None:
+                yield template
+
     def written(self, render: Render) -> dict[str, Any]:
         """As a client would write it, its holes filled in."""
         texts: dict[str, Any] = {
             name: render(template)
-            for name in ("prefix", "gt", "gte", "lt", "lte")
+            for name in _TEXTS
             if (template := getattr(self, name)) is not None
         }
         if self.in_ is not None:
@@ -150,6 +161,13 @@ class Filter(Section):
         known = raw.keys() <= {"key", "headers", "value"}
         if known and "key" not in raw and not (raw.get("headers") or raw.get("value")):
             yield Problem((), "an empty filter matches every record; add key, headers or value")
+
+    @property
+    def templates(self) -> Iterator[Template]:
+        """All of its texts."""
+        keys = () if self.key is None else (self.key,)
+        for wanted in (*keys, *self.headers.values(), *self.value.values()):
+            yield from (wanted,) if isinstance(wanted, Template) else wanted.templates
 
     def written(self, render: Render) -> dict[str, Any]:
         """As a client would write it, its holes filled in."""
