@@ -12,6 +12,7 @@
     |   +-- UnknownTopic        no broker knows the topic
     |   +-- PartitionFailed     one partition answered with an error code
     +-- RequestError            a client asked for something it cannot have; carries an HTTP status
+    |   +-- KeyReused           an idempotency key, for another record than at first
     +-- LocalBrokerError        the local broker cannot be started
 
 A message has three parts: what happened, with what, what to do.
@@ -119,6 +120,10 @@ class RequestError(GatewayError):
         self.status = status
         self.title = title
         self.retry_after = retry_after
+
+
+class KeyReused(RequestError):
+    """An idempotency key came again with another record; nothing is written."""
 
 
 class LocalBrokerError(GatewayError):
