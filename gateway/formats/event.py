@@ -38,6 +38,18 @@ def json_of(data: bytes | None) -> str | dict[str, str] | None:
     return {"base64": b64encode(data).decode()} if text is None else text
 
 
+def as_json(payload: bytes) -> bytes:
+    """Text as JSON on one line, for wires that carry JSON only: what is strict JSON stays as it
+    is (its numbers too), any other text becomes a string."""
+    try:
+        orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return orjson.dumps(payload.decode())
+    if b"\n" in payload or b"\r" in payload:  # whitespace: strings hold no raw line breaks
+        return payload.replace(b"\n", b" ").replace(b"\r", b" ")
+    return payload
+
+
 def delete(record: Record) -> Payload:
     """A tombstone: the event `delete` with the key that is gone, by the rule above."""
     return DELETE, orjson.dumps({"key": json_of(record.key)})

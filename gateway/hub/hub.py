@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..config import Settings
 from ..core.channel import Channel
@@ -22,6 +22,7 @@ from .archive import Archive
 from .client import Client
 from .epochs import Epochs
 from .feeds import Feeds, SharedTail
+from .publisher import Publisher
 from .resume import Start
 from .starts import ends, found
 from .topics import Topics
@@ -44,17 +45,20 @@ class Hub:
         self.topics = Topics(cluster, settings.kafka)
         self.clients: set[Client] = set()
         self.draining = False
+        self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
         self._tails: dict[tuple[str, ...], SharedTail] = {}
         self._long: set[tuple[str, ...]] = set()
         self._sweeping: asyncio.Task[None]
         self.feeds: Feeds
         self.archive: Archive
         self.epochs: Epochs
+        self.publisher: Publisher
 
     async def start(self) -> None:
         self.feeds = Feeds(self.cluster, self.topics.settings)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
+        self.publisher = Publisher(self.cluster)
         self.topics.start(self.feeds)
         self._sweeping = asyncio.create_task(self._sweep_forever())
 
@@ -63,6 +67,7 @@ class Hub:
             client.close()
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, return_exceptions=True)
+        await self.publisher.close()
         await self.topics.close()
         await self.epochs.close()
         await self.archive.close()
@@ -73,6 +78,8 @@ class Hub:
         self.draining = True
         for client in list(self.clients):
             client.end(reason)
+        for leave in list(self.leaving):
+            leave()
 
     def leave(self, client: Client) -> None:
         self.clients.discard(client)

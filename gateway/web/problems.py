@@ -35,9 +35,7 @@ def problem(exc: Exception, instance: str) -> Response:
     """The response for an error. instance: the path that was asked for, percent-decoded."""
     status, title, detail = _told(exc)
     body: dict[str, Any] = {"title": title, "status": status, "detail": detail}
-    topic = getattr(exc, "topic", None) if isinstance(exc, GatewayError) else None
-    if topic is not None:
-        body["topic"] = topic
+    body |= {name: told for name, told in members(exc).items() if name != "message"}
     body["instance"] = quote(instance, safe="/:@!$&'()*+,;=", errors="replace")
     return Response(
         json.dumps(body),
@@ -45,6 +43,32 @@ def problem(exc: Exception, instance: str) -> Response:
         {"Cache-Control": "no-store", **_headers(exc, status)},
         "application/problem+json",
     )
+
+
+def status(exc: Exception) -> int:
+    """The HTTP status that says it best."""
+    return _told(exc)[0]
+
+
+def code(exc: Exception) -> str:
+    """The error as a word, for wires without a status."""
+    match exc:
+        case TokenError():
+            return "position-refused"
+        case UnknownTopic() | AccessDenied() | RequestError():
+            return _told(exc)[1].lower().replace(" ", "-")
+        case KafkaError():
+            return "kafka-unavailable"
+        case HTTPException(status_code=404):
+            return "unknown-path"
+    return "internal-error"
+
+
+def members(exc: Exception) -> dict[str, Any]:
+    """What else a message about the error says."""
+    told: dict[str, Any] = {"message": _told(exc)[2]}
+    topic = getattr(exc, "topic", None) if isinstance(exc, GatewayError) else None
+    return told if topic is None else {**told, "topic": topic}
 
 
 def _told(exc: Exception) -> tuple[int, str, str]:

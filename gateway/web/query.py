@@ -51,7 +51,9 @@ def asked(
     token, refused = _token(request)
     origin = _one(request, "from", lambda text: _origin(text, history))
     until, count = _until(request)
-    start = Start(token, origin if origin is not None else _allowed(default, history), until, count)
+    credit = _one(request, "credit", _credit)
+    origin = origin if origin is not None else _allowed(default, history)
+    start = Start(token, origin, until, count, credit)
     return Asked(start, refused)
 
 
@@ -113,6 +115,12 @@ def _until(request: HTTPConnection) -> tuple[Literal["latest"] | int | None, int
     if at > now():
         raise _bad(f"?until={text[:64]} lies in the future; end at latest, or after a count")
     return at, None
+
+
+def _credit(text: str) -> int:
+    if not _COUNT.fullmatch(text):
+        raise _bad(f"?credit={text[:64]} is not a number of records; leave it out for no limit")
+    return int(text)
 
 
 def _time(text: str, name: str) -> int:

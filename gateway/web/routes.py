@@ -11,9 +11,10 @@ from starlette.requests import HTTPConnection
 
 from ..config import Route, Settings
 from ..core.subscription import SlowClient
-from ..errors import TokenError, UnknownTopic
+from ..errors import RequestError, TokenError, UnknownTopic
 from ..hub.client import Client
 from ..hub.hub import Hub
+from ..hub.messages import WebSocket
 from ..hub.resume import Start
 from ..hub.view import View
 from ..hub.wire import Wire
@@ -34,7 +35,7 @@ class Routes:
 
     def __init__(self, hub: Hub, settings: Settings, access: Access = anyone) -> None:
         self.hub = hub
-        self._settings = settings
+        self.settings = settings
         self._access = access
         self._routes = [(when.pattern, route) for route in settings.routes for when in route.when]
 
@@ -57,10 +58,11 @@ class Routes:
 
         Raises RequestError, TokenError and KafkaError.
         """
-        route = match.route
-        view = view_of(route, match.params, dict(request.query_params))
-        self._only_configured(view)
+        route, view = match.route, self.view(match, request)
         asked = query.asked(request, default=self._default(view), history=route.with_.history)
+        if asked.start.credit is not None and not isinstance(wire, WebSocket):
+            detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
+            raise RequestError(400, "Bad request", detail)
         refused = asked.refused is not None
         try:
             return await self._subscribe(route, view, asked.start, wire, refused=refused)
@@ -70,6 +72,12 @@ class Routes:
                 raise
             start = replace(asked.start, token=None)
             return await self._subscribe(route, view, start, wire, refused=True)
+
+    def view(self, match: Match, request: HTTPConnection) -> View:
+        """What a request looks at. Raises RequestError and UnknownTopic."""
+        view = view_of(match.route, match.params, dict(request.query_params))
+        self._only_configured(view)
+        return view
 
     async def _subscribe(
         self, route: Route, view: View, start: Start, wire: Wire, *, refused: bool
@@ -89,7 +97,7 @@ class Routes:
         """Raises UnknownTopic for what a template came to and `kafka.topics` does not list: who
         fills in a path must not choose among all topics that the gateway could read."""
         for name in view.topics:
-            if self._settings.kafka.topic(name) is None:
+            if self.settings.kafka.topic(name) is None:
                 raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
 
     def _default(self, view: View) -> Literal["live", "earliest"]:

@@ -6,9 +6,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocketClose
 
-from . import sse
+from . import sse, websocket
 from .routes import Match, Routes
 
 ALLOW = {"Allow": "GET, HEAD, OPTIONS"}
@@ -22,7 +21,7 @@ class Streams:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            await WebSocketClose()(scope, receive, send)
+            await websocket.serve(self._routes, path_of(scope), scope, receive, send)
             return
         request = Request(scope, receive)
         match = self._routes.match(path_of(scope))

@@ -1,0 +1,131 @@
+"""Entries as WebSocket messages: JSON, batched, framed once for all who want the same.
+
+A run of records is one message with the position after the last of them; everything else is
+a message of its own, in its place among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from ..core.channel import Event
+from ..core.record import Entry, Record
+from ..core.token import seal
+from ..formats import Format, as_json
+from ..wire.websocket import deflated, frame
+from .encoder import REFUSED, tell
+
+BATCH = 64 * 1024  # bytes of records after which another message begins
+CHANGED = "changed"  # why a stream ends that goes on under another view
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocket:
+    """The wire of one stream on a WebSocket.
+
+    label:   the id of its subscription; None on the socket of a route's own path.
+    deflate: the client takes compressed frames.
+    changed: its begin says that the view was changed; it shares chunks with the others.
+    """
+
+    label: str | None = None
+    deflate: bool = False
+    changed: bool = field(default=False, compare=False)
+
+    def encoder(self, format: Format) -> MessageEncoder:
+        return MessageEncoder(self, format)
+
+    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+        told = {**data, "position": token.decode()}
+        if self.changed:
+            told["changed"] = True
+        first = self.message("begin", told)
+        return first + self.message("gap", REFUSED) if refused else first
+
+    def heartbeat(self) -> bytes:
+        """Nothing: the protocol below pings."""
+        return b""
+
+    def end(self, reason: str, token: bytes) -> bytes:
+        if reason == CHANGED:
+            return b""
+        return self.message("end", {"reason": reason, "position": token.decode()})
+
+    def message(self, kind: str, data: dict[str, Any]) -> bytes:
+        """A whole message, framed."""
+        return self.framed(self.opened(kind, orjson.dumps(data)) + b"}")
+
+    def opened(self, kind: str, data: bytes) -> bytes:
+        """A message with the members of `data`, without its last brace."""
+        told: dict[str, str] = {"type": kind}
+        if self.label is not None:
+            told["id"] = self.label
+        head = orjson.dumps(told)[:-1]
+        return head if data == b"{}" else head + b"," + data[1:-1]
+
+    def framed(self, payload: bytes) -> bytes:
+        return deflated(payload) if self.deflate else frame(payload)
+
+
+class Told(bytes):
+    """A message without its last brace; a head that is not one is a record."""
+
+    __slots__ = ()
+
+
+class MessageEncoder:
+    """See the module."""
+
+    def __init__(self, wire: WebSocket, format: Format) -> None:
+        self._wire = wire
+        self._format = format
+        self._records = wire.opened("records", b"{}") + b',"records":['
+        self._position = Told(wire.opened("position", b"{}"))
+
+    def head(self, entry: Entry) -> bytes | None:
+        if type(entry) is Record:
+            name, payload = self._format(entry)
+            if name is None:
+                return as_json(payload)
+            if name == "delete":
+                return Told(self._wire.opened("delete", b'{"record":%b}' % payload))
+            return Told(self._wire.opened(name, payload))
+        told = tell(entry)
+        if told is None:
+            return None
+        name, data = told
+        return Told(self._wire.opened(name, orjson.dumps(data)))
+
+    def position(self) -> bytes:
+        return self._position
+
+    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        out: list[bytes] = []
+        batch: list[bytes] = []
+        size, last = 0, None
+        for _, head, text, _ in events:
+            if type(head) is Told or size > BATCH:
+                self._flush(out, batch, last, view)
+                size, last = 0, None
+            if type(head) is Told:
+                out.append(self._wire.framed(head + _closed(text, view)))
+            else:
+                batch.append(head)
+                size += len(head)
+                last = text or last
+        self._flush(out, batch, last, view)
+        return b"".join(out)
+
+    def _flush(self, out: list[bytes], batch: list[bytes], text: bytes | None, view: bytes) -> None:
+        if batch:
+            records = self._records + b",".join(batch) + b"]"
+            out.append(self._wire.framed(records + _closed(text, view)))
+            batch.clear()
+
+
+def _closed(text: bytes | None, view: bytes) -> bytes:
+    return b"}" if text is None else b',"position":"%b"}' % seal(text, view)

@@ -1,0 +1,143 @@
+"""What a WebSocket client may say: one JSON object a message, told apart by its `type`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Annotated, Any, Literal, TypeAlias
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.alias_generators import to_camel
+
+from ..errors import RequestError
+
+Id = Annotated[str, Field(min_length=1, max_length=64)]
+Filter: TypeAlias = dict[str, Any] | list[dict[str, Any]]
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, alias_generator=to_camel, populate_by_name=False
+    )
+
+
+class Choice(Message):
+    """What a stream is about; what is absent is as the path's query, or as it was, has it."""
+
+    path: str | None = Field(None, min_length=1, max_length=16 * 1024)
+    filter: Filter | None = None
+    fields_: list[str] | None = Field(None, alias="fields")
+
+
+class Subscribe(Choice):
+    type: Literal["subscribe"]
+    id: Id
+    path: str = Field(min_length=1, max_length=16 * 1024)
+    from_: str | None = Field(None, alias="from")
+    until: str | int | None = None
+    last_event_id: str | None = None
+    credit: int | None = Field(None, ge=0, le=2**53)
+
+
+class Change(Choice):
+    type: Literal["change"]
+    id: Id | None = None
+
+
+class Unsubscribe(Message):
+    type: Literal["unsubscribe"]
+    id: Id
+
+
+class Credit(Message):
+    type: Literal["credit"]
+    id: Id | None = None
+    n: int = Field(ge=1, le=2**53)
+
+
+class Produce(Message):
+    """id: of the message, for its answer; not of a subscription."""
+
+    type: Literal["produce"]
+    id: Id
+    path: str | None = Field(None, min_length=1, max_length=16 * 1024)
+    topic: str | None = None
+    key: str | None = None
+    value: Any
+    headers: dict[str, str] = {}
+    base64: bool = False
+    idempotency_key: str | None = Field(None, min_length=1, max_length=255)
+
+
+class Token(Message):
+    type: Literal["token"]
+    jwt: str = Field(min_length=1, max_length=64 * 1024)
+
+
+class Ping(Message):
+    type: Literal["ping"]
+    id: Id | None = None
+
+
+Said: TypeAlias = Subscribe | Change | Unsubscribe | Credit | Produce | Token | Ping
+
+KINDS: dict[str, type[Message]] = {
+    "subscribe": Subscribe,
+    "change": Change,
+    "unsubscribe": Unsubscribe,
+    "credit": Credit,
+    "produce": Produce,
+    "token": Token,
+    "ping": Ping,
+}
+_ADAPTERS = {name: TypeAdapter(kind) for name, kind in KINDS.items()}
+
+
+class BadMessage(RequestError):
+    """What came is no message. `about`: the id that it names, for the answer."""
+
+    def __init__(self, title: str, detail: str, about: str | None = None) -> None:
+        super().__init__(400, title, detail)
+        self.about = about
+
+
+def read(text: str) -> Said:
+    """One message. Raises BadMessage, which says what to write instead."""
+    try:
+        # orjson is strict (no NaN, no lone surrogates), but cuts long integers short.
+        orjson.loads(text)
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise BadMessage("Bad message", f"this is not JSON: {exc}; send one object") from None
+    if not isinstance(raw, dict):
+        raise BadMessage("Bad message", "send a JSON object with a member 'type'")
+    about = raw.get("id") if isinstance(raw.get("id"), str) else None
+    kind = raw.get("type")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise BadMessage("Unknown type", _unknown("type", kind, KINDS), about)
+    try:
+        said: Said = _ADAPTERS[kind].validate_python(raw)  # type: ignore[assignment]
+    except ValidationError as exc:
+        raise BadMessage("Bad message", _told(KINDS[kind], kind, exc), about) from None
+    return said
+
+
+def _told(model: type[Message], kind: str, exc: ValidationError) -> str:
+    """The first of what is wrong, in our words where pydantic's help nobody."""
+    error = exc.errors(include_url=False)[0]
+    name = str(error["loc"][0]) if error["loc"] else ""
+    if error["type"] == "extra_forbidden":
+        names = [field.alias or field_name for field_name, field in model.model_fields.items()]
+        return _unknown(f"member of {kind}", name, names)
+    if error["type"] == "missing":
+        return f"{kind} lacks '{name}'; add it"
+    return f"{kind}: '{name}' {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _unknown(what: str, name: Any, known: Any) -> str:
+    if not isinstance(name, str):
+        return f"{what} is missing; one of {', '.join(known)}"
+    near = difflib.get_close_matches(name, list(known), 1)
+    hint = f"did you mean '{near[0]}'?" if near else f"one of {', '.join(known)}"
+    return f"unknown {what} '{name[:64]}'; {hint}"

@@ -1,0 +1,148 @@
+"""One stream on a WebSocket: opened, changed in place, ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import orjson
+from starlette.requests import HTTPConnection
+
+from ..hub.client import Client
+from ..hub.messages import CHANGED, WebSocket
+from .messages import Choice, Subscribe
+from .routes import Match, Routes
+from .socket import Socket
+
+
+class Subscribed:
+    """A stream from its first opening to its end, through every change of what it shows.
+
+    match:  the route of `path`. query: as in a URL; what the messages chose is in there.
+    """
+
+    def __init__(
+        self, routes: Routes, socket: Socket, label: str | None, path: str, query: Mapping[str, str]
+    ) -> None:
+        self.label = label
+        self.path = path
+        self.query = dict(query)
+        self.match = routes.match(path)
+        self.reason = ""
+        self.done = asyncio.Event()
+        self._routes = routes
+        self._socket = socket
+        self._client: Client | None = None
+        self._next: tuple[Match, str, dict[str, str]] | None = None
+        self._stopped = False
+        self._granted = 0
+
+    async def run(self) -> None:
+        """Send it all. Raises RequestError, TokenError and KafkaError when it cannot be opened,
+        Disconnected."""
+        changed = False
+        while True:
+            wire = WebSocket(self.label, self._socket.deflate, changed)
+            request = request_of(self.path, self.query, self._socket.connection)
+            client = await self._routes.open(self.match, request, wire)
+            try:
+                await self._send(client)
+            finally:
+                client.close()
+                self._client = None
+            self.reason = client.subscription.ended or ""
+            if self._next is None or self.reason != CHANGED:
+                return
+            self._move_on(client)
+            changed = True
+
+    def grant(self, records: int) -> None:
+        if self._client is not None:
+            self._client.grant(records)
+        else:
+            self._granted += records
+
+    def change(self, choice: Choice) -> None:
+        """Show something else from where it stands. Raises RequestError for what cannot be."""
+        path, query = self.path, dict(self.query)
+        if choice.path is not None:
+            path, query = split(choice.path)
+        query |= chosen(choice)
+        match = self._routes.match(path)
+        self._routes.view(match, request_of(path, query, self._socket.connection))
+        self._next = match, path, query
+        if self._client is not None:
+            self._client.end(CHANGED)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._client is not None:
+            self._client.end("unsubscribed")
+
+    async def _send(self, client: Client) -> None:
+        self._client = client
+        client.grant(self._granted)
+        self._granted = 0
+        if self._stopped:
+            client.end("unsubscribed")
+        elif self._next is not None:
+            client.end(CHANGED)
+        await client.ready()
+        async for data in client.stream():
+            if data:
+                await self._socket.send(data)
+
+    def _move_on(self, client: Client) -> None:
+        assert self._next is not None
+        self.match, self.path, query = self._next
+        credit = client.subscription.credit
+        self.query = {
+            **{name: text for name, text in query.items() if name not in ("from", "credit")},
+            "lastEventId": client.subscription.position.decode(),
+            **({} if credit is None else {"credit": str(credit)}),
+        }
+        self._next = None
+
+
+def asked(message: Subscribe) -> tuple[str, dict[str, str]]:
+    """The path and the query of a subscription; members beat what the path's query says."""
+    path, query = split(message.path)
+    told = {
+        "from": message.from_,
+        "until": None if message.until is None else str(message.until),
+        "lastEventId": message.last_event_id,
+        "credit": None if message.credit is None else str(message.credit),
+    }
+    return path, query | {name: text for name, text in told.items() if text} | chosen(message)
+
+
+def chosen(choice: Choice) -> dict[str, str]:
+    """What a message chooses to see, as a query."""
+    query: dict[str, str] = {}
+    if choice.filter is not None:
+        query["filter"] = orjson.dumps(choice.filter).decode()
+    if choice.fields_ is not None:
+        query["fields"] = ",".join(choice.fields_)
+    return query
+
+
+def split(path: str) -> tuple[str, dict[str, str]]:
+    """A path, percent-encoded, and its query."""
+    path, _, query = path.partition("?")
+    return path, dict(parse_qsl(query, keep_blank_values=True))
+
+
+def request_of(path: str, query: Mapping[str, str], connection: HTTPConnection) -> HTTPConnection:
+    """What the same client would have asked by HTTP; a position is in the query only."""
+    scope: dict[str, Any] = {
+        **connection.scope,
+        "type": "http",
+        "path": path,
+        "query_string": urlencode(query).encode(),
+        "headers": [
+            (name, text) for name, text in connection.scope["headers"] if name != b"last-event-id"
+        ],
+    }
+    return HTTPConnection(scope)
