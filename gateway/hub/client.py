@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
@@ -68,6 +68,8 @@ class Client:
         self._ids = dict(shared.tail.ids)
         self._woken = asyncio.Event()
         self._rang = False
+        self._ends = 0.0
+        self._ended = False
         self._work: dict[TopicPartition, asyncio.Task[None]] = {}
         self._reads: set[TopicPartition] = set()
         subscription.wake = self._woken.set
@@ -97,29 +99,43 @@ class Client:
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Everything the client is sent, from the first block to `end`."""
-        subscription = self.subscription
-        ends = asyncio.get_running_loop().time() + (self._lifetime or 1e9)
         try:
-            self._see_to_lacks()
-            yield self._begin()
-            while True:
-                self._woken.clear()
-                self._retire()
-                data = subscription.take(BUDGET)
-                self._see_to_lacks()
-                if data:
-                    yield data
-                elif subscription.ended:
-                    break
-                elif subscription.more:
-                    await asyncio.sleep(0)
-                elif asyncio.get_running_loop().time() >= ends:
-                    subscription.ended = "lifetime"
-                elif not await self._wait(ends):
-                    yield self._wire.heartbeat()
-            yield self._wire.end(subscription.ended, subscription.position)
+            yield self.begin()
+            while (data := await self.next()) is not None:
+                yield data
         finally:
             self.close()
+
+    def begin(self) -> bytes:
+        """The first block; to be taken once, before anything that follows."""
+        self._ends = asyncio.get_running_loop().time() + (self._lifetime or 1e9)
+        self._see_to_lacks()
+        self._hub.feeds.refresh_readiness(self._shared)
+        pending, token = self.subscription.begin()
+        self._hub.feeds.promise(pending)
+        return self._wire.begin(self._told(pending), token, refused=self._refused)
+
+    async def next(self) -> bytes | None:
+        """What comes next: data, a heartbeat, at last `end`; then None. It may be cancelled and
+        called again: nothing is taken before there is something."""
+        subscription = self.subscription
+        while not self._ended:
+            self._woken.clear()
+            self._retire()
+            data = subscription.take(BUDGET)
+            self._see_to_lacks()
+            if data:
+                return data
+            elif subscription.ended:
+                self._ended = True
+                return self._wire.end(subscription.ended, subscription.position)
+            elif subscription.more:
+                await asyncio.sleep(0)
+            elif asyncio.get_running_loop().time() >= self._ends:
+                subscription.ended = "lifetime"
+            elif not await self._wait(self._ends):
+                return self._wire.heartbeat()
+        return None
 
     def grant(self, records: int) -> None:
         """Let so many more be sent, to a client that asked for a limit."""
@@ -154,12 +170,8 @@ class Client:
         self._rang = True
         self._woken.set()
 
-    # control events
-
-    def _begin(self) -> bytes:
-        self._hub.feeds.refresh_readiness(self._shared)
-        pending, token = self.subscription.begin()
-        self._hub.feeds.promise(pending)
+    def _told(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
+        """What BEGIN says."""
         tail = self._shared.tail
         data: dict[str, Any] = {
             "topics": list(tail.ids),
@@ -169,7 +181,7 @@ class Client:
         }
         if self._token is not None and self._token.view != self.subscription.channel.view:
             data["view"] = "changed"
-        return self._wire.begin(data, token, refused=self._refused)
+        return data
 
     # what the subscription lacks
 
