@@ -72,12 +72,16 @@ class ClusterSettings:
 class Cluster:
     """Connections and metadata of one cluster.
 
-    async with it, or `start` and `close`; nothing of it outlives `close`.
+    async with it, or `start` and `close`, as often as needed; nothing outlives `close`.
     """
 
     def __init__(self, settings: ClusterSettings) -> None:
-        floor, ceiling = settings.reconnect
         self.settings = settings
+        self._closed = False
+        self._begin()
+
+    def _begin(self) -> None:
+        settings, (floor, ceiling) = self.settings, self.settings.reconnect
         self.connections = Connections(
             client_id=settings.client_id,
             credentials=settings.credentials,
@@ -100,10 +104,14 @@ class Cluster:
 
     async def start(self) -> None:
         """Begin to reach for the brokers; returns at once."""
+        if self._closed:  # nothing of it may outlive the loop that it ran in
+            self._closed = False
+            self._begin()
         quieten()
         self.metadata.start()
 
     async def close(self) -> None:
+        self._closed = True
         await self.metadata.close()
         await self.connections.close()
 
