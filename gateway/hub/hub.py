@@ -15,6 +15,7 @@ from ..core.reading import Since
 from ..core.subscription import SlowClient, Subscription
 from ..core.tail import Tail
 from ..core.token import Token
+from ..errors import GatewayError
 from ..formats import format_for
 from ..kafka.cluster import Cluster
 from . import resume
@@ -37,13 +38,14 @@ LONG_ID = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobod
 
 
 class Hub:
-    """All streams of one cluster. `start` and `close` it in the loop."""
+    """All streams of one cluster. `start` and `close` it in the loop, as often as needed."""
 
     def __init__(self, cluster: Cluster, settings: Settings) -> None:
         self.cluster = cluster
         self.settings = settings
         self.topics = Topics(cluster, settings.kafka)
         self.clients: set[Client] = set()
+        self.started = False
         self.draining = False
         self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
         self._tails: dict[tuple[str, ...], SharedTail] = {}
@@ -55,6 +57,12 @@ class Hub:
         self.publisher: Publisher
 
     async def start(self) -> None:
+        """Raises GatewayError if it is started already."""
+        if self.started:
+            raise GatewayError("this gateway is started already; close it first")
+        self.started, self.draining = True, False
+        self.topics = Topics(self.cluster, self.settings.kafka)
+        self._tails.clear()
         self.feeds = Feeds(self.cluster, self.topics.settings)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
@@ -72,6 +80,7 @@ class Hub:
         await self.epochs.close()
         await self.archive.close()
         await self.feeds.close()
+        self.started = False
 
     def drain(self, reason: str = "drain") -> None:
         """End all streams; their clients come back, spread over some seconds."""
