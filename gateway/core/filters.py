@@ -123,6 +123,12 @@ class Filters:
             return by if by.filters else self
         return replace(by, within=self if by.within is None else self.narrowed(by.within))
 
+    @property
+    def pointers(self) -> frozenset[str]:
+        """All fields of the value that are looked at."""
+        own = frozenset(pointer for each in self.filters for pointer, _ in each.fields)
+        return own if self.within is None else own | self.within.pointers
+
     def matches(self, record: Record, value: LazyValue | None = None) -> bool:
         """value: the record's, when other filters look at it too."""
         if not self.filters:

@@ -36,6 +36,7 @@ class Topics:
         self.feeds: Feeds
         self._bootstrap = kafka.bootstrap
         self._settings: dict[str, Topic] = {topic.name: topic for topic in kafka.topics}
+        self._reconnect = kafka.reconnect
         self._opening: dict[str, asyncio.Task[None]] = {}
         self._held: Counter[str] = Counter()
         self._warming: list[asyncio.Task[None]] = []
@@ -51,7 +52,8 @@ class Topics:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def settings(self, name: str) -> Topic:
-        return self._settings.get(name) or Topic(name=name)
+        """As configured; of one that is read although it is not, the defaults."""
+        return self._settings.get(name) or Topic(name=name, reconnect=self._reconnect)
 
     def id(self, name: str) -> str:
         """The topic id as text, empty while it is not known."""

@@ -40,13 +40,14 @@ class Brokers:
 
     async def ask(
         self,
-        topics: Sequence[str],
+        topics: Sequence[str] | None,
         *,
         last: AbstractSet[int] = _NOBODY,
         never: AbstractSet[int] = _NOBODY,
     ) -> tuple[int, MetadataAnswer]:
         """The first answer, and whose it is.
 
+        topics: None for all of the cluster's.
         last:  brokers to ask only when all others fail or are silent.
         never: brokers not to ask at all.
         Raises what the last broker raised; BrokerUnavailable when there is none.
@@ -86,14 +87,14 @@ class Brokers:
         )
         return [node for node in (*known, *self._bootstrap) if node not in never]
 
-    def _request(self, node: int, topics: Sequence[str]) -> asyncio.Task[MetadataAnswer]:
+    def _request(self, node: int, topics: Sequence[str] | None) -> asyncio.Task[MetadataAnswer]:
         """Goes on when nobody waits for it any more, so that silence ends its connection."""
         task = asyncio.create_task(self._send(node, topics))
         self._asking[task] = node
         task.add_done_callback(self._answered)
         return task
 
-    async def _send(self, node: int, topics: Sequence[str]) -> MetadataAnswer:
+    async def _send(self, node: int, topics: Sequence[str] | None) -> MetadataAnswer:
         answer = await self._connections.send(node, Role.CONTROL, MetadataRequest(topics))
         if not answer.brokers:
             raise BrokerUnavailable("the broker knows no brokers yet: it is starting")

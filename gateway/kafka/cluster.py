@@ -146,6 +146,10 @@ class Cluster:
         """See `Metadata.describe`."""
         return await self.metadata.describe(topic)
 
+    async def topics(self) -> frozenset[str]:
+        """The names of all that may be described, a few seconds old. See `names`."""
+        return await self.metadata.names.all()
+
     async def deletes_after(self, topic: str) -> float | None:
         """Seconds for which a compacted topic keeps its tombstones (delete.retention.ms); None
         for one that is not compacted, or whose configs may not be described."""

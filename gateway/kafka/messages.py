@@ -144,18 +144,18 @@ class MetadataAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataRequest(Request[MetadataAnswer]):
-    """Brokers, and the partitions of `topics`. Asking never creates a topic."""
+    """Brokers, and the partitions of `topics`, None for all. Asking never creates a topic."""
 
     API = 3
     NAME = "Metadata"
     SPOKEN = Versions(8, 12, 9)
 
-    topics: Sequence[str]
+    topics: Sequence[str] | None
 
     def encode(self, version: int) -> bytes:
         out = Writer(version >= self.SPOKEN.flexible)
-        out.array(len(self.topics))
-        for topic in self.topics:
+        out.array(-1 if self.topics is None else len(self.topics))
+        for topic in self.topics or ():
             if version >= 10:
                 out.uuid(None)
             out.string(topic)

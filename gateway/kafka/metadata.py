@@ -22,6 +22,7 @@ from .changes import DENIED, Change, Moved, difference
 from .connections import Connections
 from .failures import cancels_caller
 from .messages import BrokerAnswer, TopicAnswer
+from .names import TopicNames
 
 UNKNOWN_TOPIC = 3
 INVALID_TOPIC = 17
@@ -62,6 +63,7 @@ class Metadata:
     ) -> None:
         self.error: KafkaError | None = None
         self._brokers = Brokers(connections, bootstrap, hedge)
+        self.names = TopicNames(self._brokers)
         self._max_age = max_age
         self._watched: set[str] = set()
         self._topics: dict[str, _Topic] = {}
@@ -149,6 +151,7 @@ class Metadata:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.names.close()
         await self._brokers.close()
 
     async def refresh(self, reason: str) -> None:

@@ -40,7 +40,7 @@ async def letter_of(
     await routes.check(match, connection, token)
     if not match.route.with_.produce:
         raise _forbidden(f"{path} takes no records; `produce: true` of its route allows them")
-    view = routes.view(match, request_of(path, query, connection))
+    view = await routes.view(match, request_of(path, query, connection))
     topic = _topic(view.topics, said.topic)
     headers = [(name, text.encode()) for name, text in said.headers.items()]
     key, value = _content(said)

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 
 from ..config import Route, Settings
 from ..core.subscription import SlowClient
-from ..errors import RequestError, TokenError, UnknownTopic
+from ..errors import RequestError, TokenError
 from ..hub.client import Client
 from ..hub.hub import Hub
 from ..hub.messages import WebSocket
@@ -20,7 +20,7 @@ from ..hub.view import View
 from ..hub.wire import Wire
 from . import query
 from .access import Access, anyone, bearer
-from .views import view_of
+from .views import Views
 
 
 class Match(NamedTuple):
@@ -37,6 +37,7 @@ class Routes:
         self.hub = hub
         self.settings = settings
         self._access = access
+        self._views = Views(hub, settings)
         self._routes = [(when.pattern, route) for route in settings.routes for when in route.when]
 
     def match(self, path: str) -> Match:
@@ -58,7 +59,7 @@ class Routes:
 
         Raises RequestError, TokenError and KafkaError.
         """
-        route, view = match.route, self.view(match, request)
+        route, view = match.route, await self.view(match, request)
         asked = query.asked(request, default=self._default(view), history=route.with_.history)
         if asked.start.credit is not None and not isinstance(wire, WebSocket):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
@@ -73,11 +74,11 @@ class Routes:
             start = replace(asked.start, token=None)
             return await self._subscribe(route, view, start, wire, refused=True)
 
-    def view(self, match: Match, request: HTTPConnection) -> View:
-        """What a request looks at. Raises RequestError and UnknownTopic."""
-        view = view_of(match.route, match.params, dict(request.query_params))
-        self._only_configured(view)
-        return view
+    async def view(self, match: Match, request: HTTPConnection) -> View:
+        """What a request looks at. Raises RequestError and UnknownTopic; KafkaError where its
+        path has a pattern and no broker says which topics there are."""
+        query = request.query_params.multi_items()
+        return await self._views.of(match.route, match.params, query)
 
     async def _subscribe(
         self, route: Route, view: View, start: Start, wire: Wire, *, refused: bool
@@ -92,13 +93,6 @@ class Routes:
             lifetime=with_.max_lifetime,
             refused=refused,
         )
-
-    def _only_configured(self, view: View) -> None:
-        """Raises UnknownTopic for what a template came to and `kafka.topics` does not list: who
-        fills in a path must not choose among all topics that the gateway could read."""
-        for name in view.topics:
-            if self.settings.kafka.topic(name) is None:
-                raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
 
     def _default(self, view: View) -> Literal["live", "earliest"]:
         """`defaultOffset`: historical only if every topic of the view is."""

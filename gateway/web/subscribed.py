@@ -64,14 +64,14 @@ class Subscribed:
         else:
             self._granted += records
 
-    def change(self, choice: Choice) -> None:
+    async def change(self, choice: Choice) -> None:
         """Show something else from where it stands. Raises RequestError for what cannot be."""
         path, query = self.path, dict(self.query)
         if choice.path is not None:
             path, query = split(choice.path)
         query |= chosen(choice)
         match = self._routes.match(path)
-        self._routes.view(match, request_of(path, query, self._socket.connection))
+        await self._routes.view(match, request_of(path, query, self._socket.connection))
         self._next = match, path, query
         if self._client is not None:
             self._client.end(CHANGED)

@@ -1,33 +1,214 @@
-"""From a route and what a request chooses to the view it looks at."""
+"""From a route and what a request chooses to the view it looks at.
+
+A client's choice only narrows what the operator opened: topics by `allow`, records by
+filters where `clientFilters` lets it, fields by those that the route shows. A filter on a
+field that is not shown would tell what stands there, and is refused too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
-from ..config import Route
-from ..core.filters import Filter, Filters
-from ..errors import RequestError
+from ..config import Route, Settings, fields_of, filters_of_all
+from ..config.filters import filters_of_route
+from ..config.template import Template
+from ..core.filters import Filters
+from ..core.glob import fits, is_glob
+from ..errors import RequestError, UnknownTopic
+from ..hub.hub import Hub
 from ..hub.view import View
 
+MOST = 100  # topics of one view
+PATTERNS = 10  # in one request: each is compared with every topic of the cluster
 
-def view_of(route: Route, params: Mapping[str, str], asked: Mapping[str, str]) -> View:
-    """The view of one request. Raises RequestError where a template lacks its value."""
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class Chosen(NamedTuple):
+    """What a client chooses itself. fields: by JSON pointer; none for all that are shown."""
+
+    filters: Filters = Filters()
+    fields: tuple[str, ...] = ()
+
+
+NOTHING = Chosen()
+
+
+class Views:
+    """The views of requests to one gateway."""
+
+    def __init__(self, hub: Hub, settings: Settings) -> None:
+        self._hub = hub
+        self._configured = frozenset(topic.name for topic in settings.kafka.topics)
+
+    async def of(
+        self,
+        route: Route,
+        params: Mapping[str, str],
+        query: Iterable[tuple[str, str]],
+        chosen: Chosen | None = None,
+    ) -> View:
+        """The view of one request.
+
+        query: all of it, in its order. chosen: in place of what the query says.
+        Raises RequestError, UnknownTopic, and KafkaError where a pattern needs the brokers.
+        """
+        asked = list(query)
+        chosen = chosen_of(asked) if chosen is None else chosen
+        known = self._configured
+        if route.with_.allow and any(map(is_glob, _sources(route, params, dict(asked)))):
+            known |= await self._hub.cluster.topics()
+        return view_of(route, params, dict(asked), chosen, known=known)
+
+
+def chosen_of(query: Iterable[tuple[str, str]]) -> Chosen:
+    """What `?filter=` (repeated: all of them must match) and `?fields=` say.
+
+    Raises RequestError 400.
+    """
+    asked = list(query)
+    filters = [text for name, text in asked if name == "filter" and text]
+    fields = [text for name, text in asked if name == "fields" and text]
+    if len(fields) > 1:
+        raise _bad(f"?fields= is given {len(fields)} times; give it once, with commas")
+    try:
+        made = filters_of_all(filters)
+    except ValueError as error:
+        raise _bad(f"?filter=: {error}") from None
+    try:
+        return Chosen(made, fields_of("".join(fields)))
+    except ValueError as error:
+        raise _bad(f"?fields=: {error}") from None
+
+
+def view_of(
+    route: Route,
+    params: Mapping[str, str],
+    asked: Mapping[str, str],
+    chosen: Chosen = NOTHING,
+    *,
+    known: Collection[str],
+) -> View:
+    """The view of one request.
+
+    asked: the query, for templates. known: topics that may be served; of a route with
+    `allow`, those that a pattern may mean.
+    Raises RequestError (400, 403, 404), and UnknownTopic for what is not served here.
+    """
     with_ = route.with_
-    topics = tuple(template.render(params=params, query=asked) for template in with_.sources)
-    if any(not topic or len(topic) > 249 for topic in topics):
-        raise RequestError(404, "Unknown topic", "this path names no topic; see the routes")
-    filters = tuple(
-        Filter(
-            key=one.key.render(params=params, query=asked).encode() if one.key else None,
-            headers=tuple(
-                (name, template.render(params=params, query=asked).encode())
-                for name, template in sorted(one.headers.items())
-            ),
-            fields=tuple(
-                (pointer, template.render(params=params, query=asked))
-                for pointer, template in sorted(one.value.items())
-            ),
-        )
-        for one in with_.filters
+    return View(
+        _topics(route, _sources(route, params, asked), known),
+        _filters(route, params, asked, chosen.filters),
+        with_.format,
+        with_.binary,
+        _fields(route, chosen.fields),
     )
-    return View(tuple(dict.fromkeys(topics)), Filters(filters), with_.format, with_.binary)
+
+
+def _sources(route: Route, params: Mapping[str, str], asked: Mapping[str, str]) -> list[str]:
+    """Names and, with `allow`, patterns."""
+    made: list[str] = []
+    for template in route.with_.sources:
+        text = template.render(params=params, query=asked)
+        made += text.split(",") if route.with_.allow and template.holes else [text]
+    if any(not text or len(text) > 249 for text in made):
+        raise RequestError(404, "Unknown topic", "this path names no topic; see the routes")
+    return made
+
+
+def _topics(route: Route, asked: list[str], known: Collection[str]) -> tuple[str, ...]:
+    """Who fills in a path must not choose among all topics that the gateway could read."""
+    if route.with_.allow:
+        return _allowed(route, asked, known)
+    for name in asked:
+        if name not in known:
+            raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
+    return tuple(dict.fromkeys(asked))
+
+
+def _allowed(route: Route, asked: list[str], known: Collection[str]) -> tuple[str, ...]:
+    """In the order of their names, so that lists of the same topics are one view."""
+    given = {template.literal for template in route.with_.sources}
+    patterns = {text for text in asked if is_glob(text)}
+    if len(patterns) > PATTERNS or len(asked) > MOST:
+        what = f"at most {MOST} topics and {PATTERNS} patterns are read at once; ask for fewer"
+        raise _bad(what)
+    found = {name for name in asked if name not in patterns}
+    for name in found - given:
+        if not _NAME.fullmatch(name) or not _is_allowed(name, route.with_.allow):
+            raise UnknownTopic(f"no topic '{name}' is served here", topic=name)
+    if patterns:
+        found |= set(_meant(patterns, [n for n in known if _is_allowed(n, route.with_.allow)]))
+    if not found:
+        raise RequestError(
+            404, "Unknown topic", f"no topic fits {', '.join(sorted(patterns))}; see the routes"
+        )
+    if len(found) > MOST:
+        raise _bad(f"{len(found)} topics fit, at most {MOST} are read at once; narrow the pattern")
+    return tuple(sorted(found))
+
+
+def _meant(patterns: Collection[str], names: Iterable[str]) -> Iterator[str]:
+    return (name for name in names if any(fits(pattern, name) for pattern in patterns))
+
+
+def _is_allowed(name: str, allow: Collection[str]) -> bool:
+    """Kafka's own topics, such as __consumer_offsets, only where they are named."""
+    if name.startswith("__"):
+        return name in allow
+    return any(fits(pattern, name) for pattern in allow)
+
+
+def _filters(
+    route: Route, params: Mapping[str, str], asked: Mapping[str, str], chosen: Filters
+) -> Filters:
+    def render(template: Template) -> str:
+        return template.render(params=params, query=asked)
+
+    try:
+        own = filters_of_route(one.written(render) for one in route.with_.filters)
+    except ValueError as error:
+        raise _bad(f"the filter of this route: {error}") from None
+    if not chosen.filters:
+        return own
+    if not route.with_.client_filters:
+        raise _refused("filter", "clientFilters")
+    shown = route.with_.fields
+    for pointer in sorted(chosen.pointers):
+        if shown and not _covered(pointer, shown):
+            what = f"?filter= looks at {pointer}, which this route does not show; leave it out"
+            raise RequestError(403, "Not to be chosen", what)
+    return own.narrowed(chosen)
+
+
+def _fields(route: Route, chosen: tuple[str, ...]) -> tuple[str, ...]:
+    shown = tuple(sorted(set(route.with_.fields)))
+    if not chosen:
+        return shown
+    if not route.with_.client_fields:
+        raise _refused("fields", "clientFields")
+    if not shown:
+        return chosen
+    made: set[str] = set()
+    for pointer in chosen:
+        below = {each for each in shown if _covered(each, (pointer,))}
+        if not (below or _covered(pointer, shown)):
+            what = f"?fields= asks for {pointer}, which this route does not show; leave it out"
+            raise RequestError(403, "Not to be chosen", what)
+        made |= below if not _covered(pointer, shown) else {pointer}
+    return tuple(sorted(made))
+
+
+def _covered(pointer: str, by: Iterable[str]) -> bool:
+    return any(pointer == each or pointer.startswith(each + "/") for each in by)
+
+
+def _refused(asked: str, option: str) -> RequestError:
+    what = f"this route leaves no choice by ?{asked}=; leave it out, or set {option}: true on it"
+    return RequestError(403, "Not to be chosen", what)
+
+
+def _bad(detail: str) -> RequestError:
+    return RequestError(400, "Bad request", detail)

@@ -167,7 +167,7 @@ class Session:
                 raise _bad("this socket is the stream of its path; leave 'path' out", said.id)
             match = self._routes.match(said.path.partition("?")[0])
             await self._routes.check(match, self._socket.connection, self._token)
-        stream.change(said)
+        await stream.change(said)
 
     def _stream(self, label: str | None) -> Subscribed:
         found = self._streams.get(label)

@@ -1,0 +1,40 @@
+"""Which topics a cluster has, for those who choose among them by a pattern.
+
+Kafka says so only together with all of their partitions (some MB for 10,000 topics), so one
+answer serves everyone for a few seconds. What may not be described is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from .brokers import Brokers
+
+AGE = 5.0  # seconds; a topic made since is found by its name meanwhile, not by a pattern
+
+
+class TopicNames:
+    def __init__(self, brokers: Brokers) -> None:
+        self._brokers = brokers
+        self._names: frozenset[str] = frozenset()
+        self._until = float("-inf")
+        self._asking: asyncio.Task[frozenset[str]] | None = None
+
+    async def all(self) -> frozenset[str]:
+        """Raises BrokerUnavailable or AuthenticationFailed when no broker answers."""
+        if asyncio.get_running_loop().time() < self._until:
+            return self._names
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        return await asyncio.shield(self._asking)
+
+    async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+            await asyncio.gather(self._asking, return_exceptions=True)
+
+    async def _ask(self) -> frozenset[str]:
+        _, answer = await self._brokers.ask(None)
+        self._names = frozenset(answer.topics)
+        self._until = asyncio.get_running_loop().time() + AGE
+        return self._names
