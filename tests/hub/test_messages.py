@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from websockets.client import ClientProtocol
+from websockets.extensions.permessage_deflate import PerMessageDeflate
+from websockets.frames import Frame
+from websockets.protocol import OPEN
+from websockets.uri import parse_uri
+
+from gateway.core.channel import Event
+from gateway.core.record import Gap, Ready, Reason, Record, Skip, TopicPartition
+from gateway.core.token import seal
+from gateway.formats import format_for
+from gateway.hub.messages import BATCH, CHANGED, WebSocket
+
+TP = TopicPartition("orders", 7)
+VIEW = b"view0"
+OWN, LABELLED = WebSocket(), WebSocket("a")
+
+
+def record(offset: int, value: bytes | None = b'{"n": 1}') -> Record:
+    return Record(TP, offset, 0, 0, b"ada", value)
+
+
+def told(data: bytes, deflate: bool = False) -> list[Any]:
+    """The messages of frames, as a client's library reads them."""
+    client = ClientProtocol(parse_uri("ws://localhost/"), state=OPEN)
+    if deflate:
+        client.extensions = [PerMessageDeflate(True, True, 12, 12)]
+    client.receive_data(data)
+    frames = client.events_received()
+    assert client.parser_exc is None
+    assert all(isinstance(each, Frame) and each.fin for each in frames)
+    return [orjson.loads(each.data) for each in frames if isinstance(each, Frame)]
+
+
+def sent(wire: WebSocket, *entries: tuple[Any, bytes | None], format: str = "value") -> list[Any]:
+    encoder = wire.encoder(format_for(format))
+    events = [Event(None, encoder.head(entry) or b"", text) for entry, text in entries]
+    return told(encoder.render(events, VIEW), wire.deflate)
+
+
+def position(text: bytes) -> str:
+    return seal(text, VIEW).decode()
+
+
+def test_a_run_of_records_is_one_message_with_the_position_after_the_last():
+    assert sent(LABELLED, (record(1), b"one"), (record(2, b"paid"), b"two")) == [
+        {"type": "records", "id": "a", "records": [{"n": 1}, "paid"], "position": position(b"two")}
+    ]
+
+
+def test_the_socket_of_a_routes_own_path_needs_no_id():
+    assert sent(OWN, (record(1), b"one")) == [
+        {"type": "records", "records": [{"n": 1}], "position": position(b"one")}
+    ]
+
+
+def test_what_is_no_record_is_a_message_in_its_place_among_them():
+    gap = Gap(TP, 2, 5, 0, Reason.RETENTION)
+    said = sent(OWN, (record(1), b"one"), (gap, b"gap"), (record(5), b"five"))
+    assert [each["type"] for each in said] == ["records", "gap", "records"]
+    where = {"topic": "orders", "partition": 7, "from": 2, "to": 5, "reason": "retention"}
+    assert said[1] == {"type": "gap", **where, "position": position(b"gap")}
+
+
+def test_a_tombstone_is_a_delete_with_what_sse_tells_of_it():
+    assert sent(LABELLED, (record(1, None), b"one")) == [
+        {"type": "delete", "id": "a", "record": {"key": "ada"}, "position": position(b"one")}
+    ]
+
+
+def test_numbers_stay_as_they_were_written():
+    encoder = OWN.encoder(format_for("value"))
+    data = encoder.render(
+        [Event(None, encoder.head(record(1, b'{"n": 1.10}\n')) or b"", None)], VIEW
+    )
+    assert b'"records":[{"n": 1.10} ]' in data
+
+
+def test_a_value_that_is_no_text_is_an_error_in_its_place():
+    (error,) = sent(LABELLED, (record(1, b"\xff"), b"one"))
+    assert (error["type"], error["id"], error["code"]) == ("error", "a", "value-not-text")
+
+
+def test_an_envelope_is_the_object_that_sse_has():
+    (message,) = sent(OWN, (record(1), None), format="envelope")
+    _, payload = format_for("envelope")(record(1))
+    assert message == {"type": "records", "records": [json.loads(payload)]}
+
+
+def test_a_long_run_is_cut_into_several_messages():
+    size = BATCH // 4
+    long = [(record(n, b'"%b"' % (b"x" * size)), b"%d" % n) for n in range(10)]
+    said = sent(OWN, *long)
+    assert sum(len(each["records"]) for each in said) == 10
+    assert max(len(each["records"]) for each in said) <= 6
+    assert [each["position"] for each in said][-1] == position(b"9")
+
+
+def test_ready_has_no_position_and_holes_are_not_told():
+    (ready,) = sent(LABELLED, (Ready(TP, 3, 3, 0), None))
+    assert ready["type"] == "ready" and "position" not in ready
+    assert OWN.encoder(format_for("value")).head(Skip(TP, 1, 2, 0)) is None
+
+
+def test_frames_are_compressed_where_the_client_takes_that():
+    wire = WebSocket(deflate=True)
+    records = [(record(n, b'{"name": "the same again and again"}'), b"%d" % n) for n in range(50)]
+    assert len(sent(wire, *records)[0]["records"]) == 50
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_begin_says_where_it_begins_and_whether_it_goes_on(changed: bool):
+    (begin,) = told(WebSocket("a", False, changed).begin({"topics": []}, b"t", refused=False))
+    assert begin == {
+        "type": "begin", "id": "a", "topics": [], "position": "t",
+        **({"changed": True} if changed else {}),
+    }  # fmt: skip
+
+
+def test_a_change_ends_nothing_for_the_client():
+    assert LABELLED.end(CHANGED, b"t") == b""
+    assert told(LABELLED.end("until", b"t")) == [
+        {"type": "end", "id": "a", "reason": "until", "position": "t"}
+    ]
+
+
+def test_equal_wires_share_a_channel_whoever_changed():
+    assert WebSocket("a", False, True) == WebSocket("a") != WebSocket("b")
+    assert hash(WebSocket("a", False, True)) == hash(WebSocket("a"))
