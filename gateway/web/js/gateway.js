@@ -375,7 +375,7 @@ export class Stream extends EventTarget {
     this.#save();
     this.#send({ type: "leave" });
     if (error) this.#error = error instanceof Error ? error : new StreamError(error);
-    this.#turn("closed", reason);
+    this.#turn("closed", reason ?? error?.code);
     if (error) this.#emit("error", this.#error);
     this.#reader?.wake?.();
     this.#detach();
