@@ -1,8 +1,8 @@
 """Connections to brokers: shared, one for each broker and role.
 
 Kafka answers the requests of one connection one after the other, so a fetch that waits for
-records would hold up everything behind it: the live tail, control requests and catch-up
-reading have a connection each. aiokafka brings TCP, TLS, SASL and correlation; what its
+records would hold up everything behind it: the live tail, control requests, catch-up reading
+and writing have a connection each. aiokafka brings TCP, TLS, SASL and correlation; what its
 client does above that (one lock for connecting to all brokers) is left out: a frozen
 broker holds up nobody else, here.
 """
@@ -35,6 +35,7 @@ class Role(StrEnum):
     FRESH = "fresh"  # partitions that came while the tail's fetch was waiting for records
     CONTROL = "control"
     CATCHUP = "catchup"
+    PRODUCE = "produce"
 
 
 @dataclass(slots=True)
