@@ -20,7 +20,7 @@ from .schemas import SCHEMAS
 
 _CONTROL = ("begin", "ready", "gap", "position", "error", "end")
 _ANSWERS = ("renewed", "pong")
-_STEERING = ("change", "unsubscribe", "credit", "token", "ping")
+_STEERING = ("change", "credit", "token", "ping")
 _SECURED = {"$ref": "#/components/securitySchemes/bearer"}
 _KINDS = {"from_server": tuple(messages.from_server()), "to_server": tuple(messages.to_server())}
 
@@ -225,7 +225,7 @@ def _form(stream: Stream) -> str:
         return stream.format
     if with_.binary == "base64":
         return "value-base64"
-    return "value-fields" if getattr(with_, "fields", ()) else "value-any"
+    return "value-fields" if with_.fields else "value-any"
 
 
 def _form_of_sse(stream: Stream) -> str:

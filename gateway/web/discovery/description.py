@@ -97,19 +97,19 @@ class Stream:
 
     @property
     def client_filters(self) -> bool:
-        return bool(getattr(self.route.with_, "client_filters", False))
+        return self.route.with_.client_filters
 
     @property
     def client_fields(self) -> bool:
-        return bool(getattr(self.route.with_, "client_fields", False))
+        return self.route.with_.client_fields
 
     @property
     def produce(self) -> bool:
-        return bool(getattr(self.route.with_, "produce", False))
+        return self.route.with_.produce
 
     @property
     def allow(self) -> tuple[str, ...]:
-        return tuple(str(each) for each in getattr(self.route.with_, "allow", ()))
+        return self.route.with_.allow
 
     @property
     def guarded(self) -> tuple[str, ...]:

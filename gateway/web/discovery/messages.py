@@ -6,8 +6,10 @@ In JSON Schema draft-07 whatever stands beside a `$ref` is ignored; hence the `a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from .schemas import ANY, COUNT, INTEGER, SCHEMAS, TEXT, WHERE, Schema, members, or_null, ref
+from ..messages import KINDS
+from .schemas import ANY, INTEGER, SCHEMAS, TEXT, WHERE, Schema, members, ref
 
 
 def message(name: str, payload: Schema, summary: str, content: str = "application/json") -> Schema:
@@ -108,26 +110,17 @@ def from_server() -> dict[str, Schema]:
 
 
 def to_server() -> dict[str, Schema]:
-    filters: Schema = {"type": ["object", "array"], "description": "Only these records."}
-    narrowed = {"filter": filters, "fields": {"type": "array", "items": TEXT}}
-    credit = {"type": "integer", "minimum": 1}
-    begun = {"from": TEXT, "until": TEXT, "lastEventId": ref("position"), "credit": COUNT}
-    record = {
-        **{"key": or_null(TEXT), "topic": TEXT, "path": TEXT, "idempotencyKey": TEXT},
-        "headers": {"type": "object", "additionalProperties": TEXT},
-        "base64": {"type": "boolean"},
-    }
-    return _messages(
-        {
-            "subscribe": _framed("subscribe", {"id": _ID, "path": TEXT}, begun | narrowed),
-            "change": _framed("change", None, {"path": TEXT, **narrowed}),
-            "unsubscribe": _framed("unsubscribe", {"id": _ID}),
-            "credit": _framed("credit", {"n": credit}),
-            "produce": _framed("produce", {"id": TEXT, "value": ANY}, record),
-            "token": _framed("token", {"jwt": TEXT}),
-            "ping": _framed("ping"),
-        }
-    )
+    """Those that are read: their own models say what they hold."""
+    return _messages({name: _untitled(kind.model_json_schema()) for name, kind in KINDS.items()})
+
+
+def _untitled(schema: Any) -> Any:
+    """Without the titles that pydantic makes of names."""
+    if isinstance(schema, list):
+        return [_untitled(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: _untitled(each) for name, each in schema.items() if name != "title"}
 
 
 def _messages(schemas: Mapping[str, Schema]) -> dict[str, Schema]:

@@ -1,0 +1,240 @@
+"""What a gateway says of itself, held against what it does: over the socket and in a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from support.asyncapi import faults, holds, messages
+from support.browser import ENTER, TAB, Browser, browser
+from support.gateways import Gateway, config_for, running_gateway
+from support.records import Sent, produce
+from support.sse import Event, Parser, parse
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+WITHIN = 60.0  # s
+MARKUP = "<img src=x onerror=alert(1)>"
+RECORDS = [
+    Sent(json.dumps({"order": n, "note": MARKUP}).encode(), b"ada", partition=0) for n in range(20)
+]
+TOMBSTONE, BINARY = Sent(None, b"ada", partition=0), Sent(b"\xff", b"\xfe", partition=0)
+
+
+def config(kafka: EmbeddedKafka) -> dict[str, Any]:
+    """The same topic in every format, and a path with a parameter."""
+    own = {"topic": "orders", "filters": [{"key": "${params.customer}"}], "heartbeat": "500ms"}
+    return config_for(
+        kafka.bootstrap,
+        [{"name": "orders", "partitionReadyTimeout": "200ms"}, {"name": "json", **JSON}],
+        [
+            {"when": [{"path": "/events/orders"}], "with": {"topic": "orders"}},
+            {"when": [{"path": "/events/orders/{customer}"}], "with": own},
+            *(
+                {"when": [{"path": f"/{form}"}], "with": {"topic": "orders", "format": form}}
+                for form in ("envelope", "cloudevents")
+            ),
+            {"when": [{"path": "/json"}], "with": {"topic": "json"}},
+        ],
+        name="shop",
+    )
+
+
+JSON = {"value": {"model": "json"}}
+
+
+@asynccontextmanager
+async def shop() -> AsyncIterator[tuple[EmbeddedKafka, Gateway]]:
+    with EmbeddedKafka(topics={"orders": 2, "json": 1}, fetch_version=11) as kafka:
+        await produce(kafka.bootstrap, "json", [RECORDS[0]])
+        async with running_gateway(config(kafka)) as gateway:
+            yield kafka, gateway
+
+
+@asynccontextmanager
+async def asking(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=gateway.base_url, trust_env=False, timeout=WITHIN
+    ) as http:
+        yield http
+
+
+# What is sent is as published
+
+
+def check(told: Any, operation: str, events: list[Event]) -> set[str]:
+    """Every event against its schema; their names."""
+    known = messages(told, operation)
+    for event in events:
+        message = known[event.type]
+        text = message["contentType"] == "text/plain"
+        holds(told, message, event.data if text else event.json())
+    return names_of(events)
+
+
+def names_of(events: list[Event]) -> set[str]:
+    return {event.type for event in events}
+
+
+async def heard(answer: httpx.Response, enough: Callable[[list[Event]], object]) -> list[Event]:
+    parser, events = Parser(), list[Event]()
+    async with asyncio.timeout(WITHIN):
+        async for piece in answer.aiter_bytes():
+            events += parser.feed(piece)
+            if enough(events):
+                break
+    return events
+
+
+async def test_what_is_sent_is_what_the_description_says():
+    """A live stream that begins without one partition, and one of each kind of record."""
+    async with shop() as (kafka, gateway), asking(gateway) as http:
+        told = (await http.get("/asyncapi.json")).json()
+        assert faults(told) == []
+        kafka.lead("orders", 1, None)
+        async with http.stream("GET", "/events/orders") as answer:
+            sent = asyncio.create_task(
+                produce(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
+            )
+            live = heard(answer, lambda got: {"ready", "error"} <= names_of(got))
+            reading = asyncio.create_task(live)
+            await sent
+            kafka.lead("orders", 1, 1)
+            names = check(told, "events-orders.sse", await reading)
+        assert {"begin", "message", "delete", "error", "ready"} <= names
+        whole = {"from": "earliest", "until": "latest"}
+        for path in ("envelope", "cloudevents", "json"):
+            found = parse((await http.get(f"/{path}", params=whole)).content)
+            assert {"begin", "message", "end"} <= check(told, f"{path}.sse", found)
+        async with http.stream("GET", "/events/orders/nobody") as answer:
+            idle = asyncio.create_task(heard(answer, lambda got: "position" in names_of(got)))
+            await produce(kafka.bootstrap, "orders", RECORDS)
+            assert "position" in check(told, "events-orders-customer.sse", await idle)
+        lost = {"Last-Event-ID": "x", "Sec-Fetch-Mode": "cors", "Accept": "text/event-stream"}
+        refused = await http.get("/events/orders", params={"until": "latest"}, headers=lost)
+        assert "gap" in check(told, "events-orders.sse", parse(refused.content))
+
+
+# The lines
+
+
+async def begins(line: str) -> bool:
+    """What a line of a shell says is a stream."""
+    words = ("timeout", "40", *shlex.split(line), "--noproxy", "*", "-sS")
+    process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=DEVNULL)
+    assert process.stdout is not None
+    try:
+        async for said in process.stdout:
+            if said == b"event: begin\n":
+                return True
+        return False
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+@pytest.mark.needs("curl")
+async def test_curl_is_told_the_lines_and_they_work_as_printed():
+    async with shop() as (kafka, gateway):
+        await produce(kafka.bootstrap, "orders", RECORDS)
+        process = await asyncio.create_subprocess_exec(
+            "curl", "-sS", "--noproxy", "*", f"{gateway.base_url}/", stdout=PIPE
+        )
+        told = json.loads((await process.communicate())[0])
+        examples = [each for stream in told["streams"] for each in stream["examples"]]
+        lines = [each["line"] for each in examples if each["transport"] == "sse"]
+        assert len(lines) == 5
+        for line in lines:
+            assert await begins(line.replace("{customer}", "ada")), line
+        assert shlex.split(lines[0]) == ["curl", "-N", f"{gateway.base_url}/events/orders"]
+
+
+# The page
+
+CARD = "document.querySelector('[data-path=\"{}\"]')"
+FOCUS = """
+const it = document.activeElement;
+return [it.closest('article')?.dataset.path, it.name || it.className].join(' ')"""
+
+
+@pytest.fixture
+async def tab() -> AsyncIterator[Browser]:
+    async with browser() as tab:
+        yield tab
+
+
+async def tab_to(tab: Browser, wanted: str) -> None:
+    """By the tab key alone; what has the focus can be seen to have it."""
+    for _ in range(60):
+        if await tab.run(FOCUS) == wanted:
+            style = "return getComputedStyle(document.activeElement).outlineStyle"
+            assert await tab.run(style) == "solid"
+            return
+        await tab.press(TAB)
+    raise AssertionError(f"no way to {wanted} by the tab key")
+
+
+@pytest.mark.needs("chromium")
+async def test_a_stream_is_tried_by_keys_alone_and_shows_text_never_markup(tab: Browser):
+    async with shop() as (kafka, gateway):
+        await produce(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE])
+        await tab.open(f"{gateway.base_url}/")
+        path = "/events/orders/{customer}"
+        card = CARD.format(path)
+        await tab_to(tab, f"{path} customer")
+        await tab.press("ada")
+        await tab_to(tab, f"{path} from")
+        await tab.press("earliest")
+        line = await tab.run(f"return {card}.querySelector('code').textContent")
+        assert line == f"curl -N '{gateway.base_url}/events/orders/ada?from=earliest'"
+        await tab_to(tab, f"{path} try")
+        await tab.press(ENTER)
+        await tab.until(f"return {card}.querySelectorAll('.record').length === {len(RECORDS)}")
+        await tab.until(f"return {card}.querySelector('.log [data-event=delete].control')")
+        assert await tab.run(f"return {card}.querySelector('[data-event=begin]').className")
+        assert MARKUP in await tab.run(f"return {card}.querySelector('.record code').textContent")
+        assert await tab.run("return document.querySelectorAll('main img').length") == 0
+        state = f"{card}.querySelector('[role=status]')"
+        await tab.until(f"return {state}.textContent === 'live, {len(RECORDS)} records'")
+        await produce(kafka.bootstrap, "orders", [RECORDS[0]])
+        more = len(RECORDS) + 1
+        await tab.until(f"return {card}.querySelectorAll('.record').length === {more}")
+        await tab.press(ENTER)
+        await tab.until(f"return {state}.textContent === 'stopped'")
+        assert await tab.run(f"return {card}.querySelector('.try').textContent") == "Try it"
+
+
+@pytest.mark.needs("chromium")
+async def test_the_page_fits_a_phone_and_is_dark_where_that_is_preferred(tab: Browser):
+    async with shop() as (kafka, gateway):
+        await produce(kafka.bootstrap, "orders", RECORDS)
+        for width, dark in ((1280, False), (390, True)):
+            await tab.dress(width=width, height=844, dark=dark)
+            await tab.open(f"{gateway.base_url}/")
+            card = CARD.format("/events/orders")
+            await tab.run(f"{card}.querySelector('[name=from]').value = 'earliest'")
+            await tab.run(f"{card}.querySelector('.try').click()")
+            await tab.until(f"return {card}.querySelectorAll('.record').length >= {len(RECORDS)}")
+            over = "return document.documentElement.scrollWidth - window.innerWidth"
+            assert await tab.run(over) <= 0
+            ground = "return getComputedStyle(document.documentElement).backgroundColor"
+            light = sum(map(int, (await tab.run(ground))[4:-1].split(","))) > 3 * 128
+            assert light is not dark
+
+
+@pytest.mark.needs("chromium")
+async def test_a_refused_stream_says_why(tab: Browser):
+    async with shop() as (_, gateway):
+        await tab.open(f"{gateway.base_url}/")
+        card = CARD.format("/events/orders")
+        await tab.run(f"{card}.querySelector('[name=from]').value = 'yesterday'")
+        await tab.run(f"{card}.querySelector('.try').click()")
+        state = f"{card}.querySelector('[role=status]').textContent"
+        await tab.until(f"return /refused: .*from=yesterday is not understood/.test({state})")
