@@ -45,7 +45,7 @@ class Encoder(Protocol):
         """An event without its id; None for what is not told."""
 
     def position(self) -> bytes:
-        """The event that only carries an id."""
+        """The event that only carries an id; empty where clients are sent no ids."""
 
     def render(self, events: Iterable[Event], view: bytes) -> bytes:
         """Heads and ids on the wire, in order; each id is `seal(text, view)`."""
@@ -154,10 +154,10 @@ class Channel:
 
     def announce(self) -> Chunk | None:
         """Tell idle clients the position, if it moved since the last id."""
-        text = self.tail.text
-        if text == self._text:
+        text, head = self.tail.text, self.encoder.position()
+        if text == self._text or not head:
             return None
-        return self._encode(self.tail.seq, [Event(None, self.encoder.position(), text)], text)
+        return self._encode(self.tail.seq, [Event(None, head, text)], text)
 
     def event_head(self, entry: Entry) -> bytes | None:
         """One entry as this view shows it, without id; None if it does not."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from .cloudevents import cloudevents
 from .envelope import envelope
-from .event import Binary, Format, as_json
+from .event import Binary, Format, json_text
 from .projection import projected
 from .value import value_format
 
@@ -33,4 +33,4 @@ def format_for(name: str, *, binary: Binary = "error", fields: Sequence[str] = (
     return projected(made, fields) if fields else made
 
 
-__all__ = ["FORMATS", "Binary", "Format", "as_json", "format_for"]
+__all__ = ["FORMATS", "Binary", "Format", "format_for", "json_text"]

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import orjson
 
-from ..core.record import Record
+from ..core.record import Record, TopicPartition
 
 Payload: TypeAlias = tuple[str | None, bytes]
 Format: TypeAlias = Callable[[Record], Payload]
@@ -38,13 +38,24 @@ def json_of(data: bytes | None) -> str | dict[str, str] | None:
     return {"base64": b64encode(data).decode()} if text is None else text
 
 
+def json_text(format: Format) -> Callable[[bytes], bytes]:
+    """How a format's payloads become JSON on one line, for wires that carry JSON only: what is
+    strict JSON stays as it is (its numbers too), any other text becomes a string. So does
+    base64, all of it: `1234` and `true` are base64 as well as JSON."""
+    _, payload = format(Record(TopicPartition("", 0), 0, -1, -1, None, b"{}"))
+    return as_json if payload.startswith(b"{") else _as_string
+
+
+def _as_string(payload: bytes) -> bytes:
+    return orjson.dumps(payload.decode())
+
+
 def as_json(payload: bytes) -> bytes:
-    """Text as JSON on one line, for wires that carry JSON only: what is strict JSON stays as it
-    is (its numbers too), any other text becomes a string."""
+    """Text as `json_text` has it, but for base64."""
     try:
         orjson.loads(payload)
     except orjson.JSONDecodeError:
-        return orjson.dumps(payload.decode())
+        return _as_string(payload)
     if b"\n" in payload or b"\r" in payload:  # whitespace: strings hold no raw line breaks
         return payload.replace(b"\n", b" ").replace(b"\r", b" ")
     return payload

@@ -15,7 +15,7 @@ import orjson
 from ..core.channel import Event
 from ..core.record import Entry, Record
 from ..core.token import seal
-from ..formats import Format, as_json
+from ..formats import Format, json_text
 from ..wire.websocket import deflated, frame
 from .encoder import REFUSED, tell
 
@@ -83,6 +83,7 @@ class MessageEncoder:
     def __init__(self, wire: WebSocket, format: Format) -> None:
         self._wire = wire
         self._format = format
+        self._json = json_text(format)
         self._records = wire.opened("records", b"{}") + b',"records":['
         self._position = Told(wire.opened("position", b"{}"))
 
@@ -90,7 +91,7 @@ class MessageEncoder:
         if type(entry) is Record:
             name, payload = self._format(entry)
             if name is None:
-                return as_json(payload)
+                return self._json(payload)
             if name == "delete":
                 return Told(self._wire.opened("delete", b'{"record":%b}' % payload))
             return Told(self._wire.opened(name, payload))

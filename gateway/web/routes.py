@@ -54,9 +54,12 @@ class Routes:
         """Raises RequestError where access is denied. token: beats what the connection has."""
         await self._access(match.route, connection, token or bearer(connection))
 
-    async def open(self, match: Match, request: HTTPConnection, wire: Wire) -> Client:
+    async def open(
+        self, match: Match, request: HTTPConnection, wire: Wire, *, page: int | None = None
+    ) -> Client:
         """A client of what the query and `Last-Event-ID` of a request ask for.
 
+        page: records of a page, for one that only wants the next; `?until=COUNT` beats it.
         Raises RequestError, TokenError and KafkaError.
         """
         route, view = match.route, await self.view(match, request)
@@ -64,14 +67,16 @@ class Routes:
         if asked.start.credit is not None and not isinstance(wire, WebSocket):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
             raise RequestError(400, "Bad request", detail)
-        refused = asked.refused is not None
+        start, refused = asked.start, asked.refused is not None
+        if page is not None:
+            start = replace(start, count=None, credit=start.count or page)
         try:
-            return await self._subscribe(route, view, asked.start, wire, refused=refused)
+            return await self._subscribe(route, view, start, wire, refused=refused)
         except TokenError:
             header = request.headers.get("last-event-id")
             if not (query.is_event_source(request) and header):
                 raise
-            start = replace(asked.start, token=None)
+            start = replace(start, token=None)
             return await self._subscribe(route, view, start, wire, refused=True)
 
     async def view(self, match: Match, request: HTTPConnection) -> View:

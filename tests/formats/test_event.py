@@ -4,11 +4,13 @@ from base64 import b64decode
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.record import Record, TopicPartition
-from gateway.formats.event import delete, json_of
+from gateway.formats import format_for
+from gateway.formats.event import delete, json_of, json_text
 
 
 def bytes_of(shown: Any) -> bytes | None:
@@ -32,3 +34,24 @@ def test_a_tombstone_says_which_key_is_gone():
     assert delete(record) == ("delete", b'{"key":"ada"}')
     assert delete(record._replace(key=None)) == ("delete", b'{"key":null}')
     assert delete(record._replace(key=b"\xff")) == ("delete", b'{"key":{"base64":"/w=="}}')
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "base64"),
+    [
+        (b'{"n": 1.50}', b'{"n": 1.50}', b'"eyJuIjogMS41MH0="'),
+        (b'{\r\n"n":1\n}', b'{  "n":1 }', b'"ew0KIm4iOjEKfQ=="'),
+        ("grün".encode(), '"grün"'.encode(), b'"Z3LDvG4="'),
+        (b"\xd7m\xf8", None, b'"1234"'),
+        (b"\xb6\xbb\x9e", None, b'"true"'),
+        (b"", b'""', b'""'),
+    ],
+)
+def test_payloads_become_json_and_base64_always_a_string(value: bytes, text, base64: bytes):
+    """`1234` is the base64 of three bytes, and went out as a number over WebSocket."""
+    record = Record(TopicPartition("orders", 0), 1, 0, 0, None, value)
+    for binary, expected in (("error", text), ("base64", base64)):
+        format = format_for("value", binary=binary)
+        name, payload = format(record)
+        if expected is not None:
+            assert (name, json_text(format)(payload)) == (None, expected)

@@ -1,0 +1,114 @@
+"""Entries as lines of JSON (NDJSON): one line a record, for `jq`, cron jobs and programs.
+
+Plain lines are the records as the route's format has them; every other line is an object
+whose first key begins with `@`. With positions records are wrapped too, so that a value
+which begins with such a key itself cannot be taken for what it is not:
+
+    {"@record": VALUE, "@position": "TOKEN"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from ..core.channel import Event
+from ..core.record import Entry, Ready, Record
+from ..core.token import seal
+from ..formats import Format, json_text
+from .encoder import REFUSED, tell
+
+HEARTBEAT = b"\n"
+
+_ASIDE = (b'{"@begin"', b'{"@ready"', b'{"@position"', HEARTBEAT)
+# In JSON they stand within strings only. Readers that end lines where Python's `str` does
+# (httpx's `iter_lines`) would break there, so they go out escaped.
+_BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
+
+
+@dataclass(frozen=True, slots=True)
+class Ndjson:
+    """The wire of lines. positions: each line says where the stream stands after it, `begin`,
+    `ready` and idle moves of the position have lines of their own."""
+
+    positions: bool = False
+
+    def encoder(self, format: Format) -> LineEncoder:
+        return LineEncoder(format, self.positions)
+
+    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+        first = line("begin", {**data, "position": token.decode()}) if self.positions else b""
+        return first + line("gap", REFUSED) if refused else first
+
+    def heartbeat(self) -> bytes:
+        return HEARTBEAT
+
+    def end(self, reason: str, token: bytes) -> bytes:
+        return line("end", {"reason": reason, "position": token.decode()})
+
+    def tells(self, data: bytes) -> bool:
+        """Is there more in these lines than where the stream stands?"""
+        if not self.positions:  # nothing but that is not sent; a record may look like it
+            return data not in (b"", HEARTBEAT)
+        return any(not each.startswith(_ASIDE) for each in data.splitlines(keepends=True))
+
+
+class LineEncoder:
+    """An `Encoder` of core's channels. With positions, heads lack what ends their line."""
+
+    def __init__(self, format: Format, positions: bool) -> None:
+        self._format = format
+        self._json = json_text(format)
+        self._positions = positions
+
+    def head(self, entry: Entry) -> bytes | None:
+        told = self._told(entry)
+        if told is None:
+            return None
+        name, data = told
+        if self._positions:
+            return b'{"@%b":%b' % (name.encode(), data)
+        return b"%b\n" % data if name == "record" else b'{"@%b":%b}\n' % (name.encode(), data)
+
+    def position(self) -> bytes:
+        return b"{" if self._positions else b""
+
+    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        if not self._positions:
+            return b"".join([event.head for event in events])
+        parts: list[bytes] = []
+        for _, head, text, _ in events:
+            if text is None:
+                parts.append(head + b"}\n")
+            else:
+                comma = b"" if head == b"{" else b","
+                parts.append(b'%b%b"@position":"%b"}\n' % (head, comma, seal(text, view)))
+        return b"".join(parts)
+
+    def _told(self, entry: Entry) -> tuple[str, bytes] | None:
+        """The name of a line without its `@`, and its JSON."""
+        if type(entry) is Record:
+            name, payload = self._format(entry)
+            data = self._json(payload) if name is None else payload
+            return name or "record", one_line(data)
+        if type(entry) is Ready and not self._positions:
+            return None
+        told = tell(entry)
+        return None if told is None else (told[0], orjson.dumps(told[1]))
+
+
+def line(name: str, data: dict[str, Any]) -> bytes:
+    """A whole line that is no record."""
+    return b'{"@%b":%b}\n' % (name.encode(), orjson.dumps(data))
+
+
+def one_line(data: bytes) -> bytes:
+    """JSON without what some readers take for the end of a line."""
+    if not data.isascii():
+        for character, escape in _BREAKS:
+            if character in data:
+                data = data.replace(character, escape)
+    return data
