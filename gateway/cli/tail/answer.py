@@ -67,10 +67,19 @@ async def nearest(http: httpx.AsyncClient, url: str, path: str) -> str:
         paths = [str(path) for stream in answer.json()["streams"] for path in stream["paths"]]
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return ""
-    close = difflib.get_close_matches(path, paths, n=1)
+    close = difflib.get_close_matches(path, [_filled(each, path) for each in paths], n=1)
     if close:
         return f"; did you mean {safe(close[0])}?"
     return f"; there are {safe(', '.join(paths[:8]))}" if paths else ""
+
+
+def _filled(pattern: str, path: str) -> str:
+    """/records/{topic} with what stands in this path at the place of its parameters."""
+    steps = path.split("/")
+    return "/".join(
+        steps[n] if step.startswith("{") and n < len(steps) else step
+        for n, step in enumerate(pattern.split("/"))
+    )
 
 
 def _detail(body: bytes) -> str:

@@ -1,0 +1,471 @@
+"""`gateway tail` as a person or a script has it: a process, its two outputs and its exit code.
+
+One gateway with an embedded Kafka serves the module; each test has a topic of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from support.any_topic import TOPIC, serving
+from support.certificates import Authority
+from support.gateways import Gateway, config_for, running_gateway
+from support.heard import GapEvent
+from support.oracle import Oracle
+from support.records import Sent, produce
+from support.served import served
+from support.tail import WITHIN, tail
+from support.tcp_proxy import TcpProxy
+from support.until import until
+
+from gateway.core.record import TopicPartition
+from gateway.kafka.embedded import EmbeddedKafka
+
+PARTITIONS = 3
+NAMES = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(40)]
+_next = itertools.count()
+
+
+def configuration(servers: str) -> dict:
+    """/records/TOPIC (envelope) and /events/TOPIC (value); both may be narrowed."""
+    narrowed = {"topic": TOPIC, "clientFilters": True, "clientFields": True}
+    routes = [
+        {"when": [{"path": f"/{name}/{{topic}}"}], "with": {**narrowed, "format": format}}
+        for name, format in (("records", "envelope"), ("events", "value"))
+    ]
+    return config_for(servers, NAMES, routes=routes)
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def servers(kafka: EmbeddedKafka) -> str:
+    return ",".join(kafka.bootstrap)
+
+
+@pytest.fixture(scope="module")
+def gateway(servers: str) -> Iterator[Gateway]:
+    with serving(configuration(servers)) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def topic(kafka: EmbeddedKafka) -> str:
+    name = NAMES[next(_next)]
+    kafka.create_topic(name, PARTITIONS)
+    return name
+
+
+@pytest.fixture
+async def oracle(servers: str) -> AsyncIterator[Oracle]:
+    async with Oracle(servers) as oracle:
+        yield oracle
+
+
+def zero(topic: str) -> dict[TopicPartition, int]:
+    return {TopicPartition(topic, number): 0 for number in range(PARTITIONS)}
+
+
+def sse(base_url: str, path: str) -> str:
+    return f"{base_url}{path}"
+
+
+def websocket(base_url: str, path: str) -> str:
+    return f"{base_url.replace('http', 'ws')}{path}"
+
+
+def one_of_many(base_url: str, path: str) -> str:
+    return f"{base_url.replace('http', 'ws')}/ws#{path}"
+
+
+every_wire = pytest.mark.parametrize("wire", [sse, websocket, one_of_many])
+Wire = Callable[[str, str], str]
+
+
+# Exactly
+
+
+@every_wire
+async def test_what_comes_over_cuts_and_a_killed_gateway_is_every_record_once(
+    wire: Wire, kafka: EmbeddedKafka, servers: str, topic: str, oracle: Oracle
+):
+    """Cut within a record, and later killed while records are written."""
+    async with running_gateway(configuration(servers)) as gateway, TcpProxy() as network:
+        network.target("127.0.0.1", gateway.port)
+        url = wire(f"http://{network.address}", f"/records/{topic}")
+        async with tail(url, "--from", "earliest") as it:
+            await it.following()
+            network.cut_after(1000)
+            await oracle.produce(topic, 30)
+            await it.wait(lambda: "connecting again in" in it.err)
+            await oracle.produce(topic, 30)
+            await it.wait(60)
+            await gateway.kill()
+            await oracle.produce(topic, 30)
+            await gateway.start()
+            await it.wait(90)
+            oracle.check(it.records(), start=zero(topic))
+            assert await it.interrupt() == 130
+
+
+@every_wire
+async def test_a_position_in_a_file_is_gone_on_from_exactly(
+    wire: Wire, gateway: Gateway, topic: str, oracle: Oracle, tmp_path: Path
+):
+    """After a count within a batch, after SIGTERM, and once more from an end that stays."""
+    url = wire(gateway.base_url, f"/records/{topic}")
+    kept = ["--position", str(tmp_path / "p"), "--from", "earliest"]
+    await oracle.produce(topic, 50)
+    async with tail(url, *kept, "-n", "17") as first:
+        assert await first.ended() == 0
+    async with tail(url, *kept) as second:
+        await second.wait(33)
+        await oracle.produce(topic, 10)
+        await second.wait(43)
+        assert await second.interrupt(signal.SIGTERM) == 0
+    await oracle.produce(topic, 10)
+    async with tail(url, *kept, "--until", "latest") as third:
+        assert await third.ended() == 0
+    assert [len(each.lines) for each in (first, second, third)] == [17, 43, 10]
+    oracle.check(first.records() + second.records() + third.records(), start=zero(topic))
+
+
+@every_wire
+async def test_an_interrupt_says_how_to_go_on(
+    wire: Wire, gateway: Gateway, topic: str, oracle: Oracle
+):
+    url = wire(gateway.base_url, f"/records/{topic}")
+    async with tail(url) as first:
+        await first.following()
+        await oracle.produce(topic, 5)
+        await first.wait(5)
+        assert await first.interrupt() == 130
+    said = re.search(r"gateway: to go on here: --from (\S+)\n$", first.err)
+    assert said is not None
+    await oracle.produce(topic, 5)
+    async with tail(url, "--from", said[1], "--until", "latest") as second:
+        assert await second.ended() == 0
+    oracle.check(first.records() + second.records(), start=zero(topic))
+
+
+async def test_topics_are_followed_without_a_gateway(
+    servers: str, kafka: EmbeddedKafka, topic: str, oracle: Oracle, tmp_path: Path
+):
+    """The same tokens, too: what it began a gateway may go on with, and the other way."""
+    other = NAMES[next(_next)]
+    kafka.create_topic(other, 1)
+    start = {**zero(topic), TopicPartition(other, 0): 0}
+    await oracle.produce(topic, 20)
+    await oracle.produce(other, 20)
+    kept = [f"{topic},{other}", "--position", str(tmp_path / "p"), "--from", "earliest"]
+    async with tail(*kept, "-n", "25", GATEWAY_KAFKA_SERVERS=servers) as first:
+        assert await first.ended() == 0
+    file = tmp_path / "gateway.yaml"
+    file.write_text(json.dumps({"kafka": {"servers": servers.split(",")}}))
+    async with tail(*kept, "--until", "latest", "--config", str(file)) as second:
+        assert await second.ended() == 0
+    assert len(first.lines) == 25
+    oracle.check(first.records() + second.records(), start=start)
+
+
+# What is let through
+
+
+@every_wire
+async def test_filters_and_fields_are_asked_of_the_gateway(
+    wire: Wire, gateway: Gateway, servers: str, topic: str, oracle: Oracle
+):
+    await oracle.produce(topic, 40)
+    narrow = ["--filter", "key=key-3", "--filter", "/n>=10", "--filter", "/n<30"]
+    options = [*narrow, "--fields", "/n", "--from", "earliest", "--until", "latest"]
+    events = wire(gateway.base_url, f"/events/{topic}")
+    async with tail(events, *options) as it, tail(topic, *options, "-s", servers) as direct:
+        assert [await it.ended(), await direct.ended()] == [0, 0]
+    passed = [n for n in range(10, 30) if n % 7 == 3]
+    assert [json.loads(line) for line in it.lines] == [{"n": n} for n in passed]
+    assert [json.loads(json.loads(line)["value"]) for line in direct.lines] == [
+        {"n": n} for n in passed
+    ]
+
+
+async def test_where_to_end_may_stand_in_the_address(gateway: Gateway, topic: str, oracle: Oracle):
+    await oracle.produce(topic, 10)
+    url = f"{gateway.base_url}/events/{topic}?from=earliest"
+    async with tail(f"{url}&until=latest") as whole, tail(f"{url}&until=4") as some:
+        assert [await whole.ended(), await some.ended()] == [0, 0]
+    assert [len(whole.lines), len(some.lines)] == [10, 4]
+
+
+# Standard output
+
+
+async def test_value_is_exact_to_the_byte_and_control_lines_are_elsewhere(
+    gateway: Gateway, servers: str, topic: str
+):
+    values = [b"\x1b[31m\x00\xff", b"", b"a\r\nb", "\u202eä".encode()]
+    await produce([servers], topic, [Sent(value, partition=0) for value in values])
+    options = ["--from", "earliest", "--format", "value", "--until", "latest"]
+    async with tail(f"{gateway.base_url}/records/{topic}", *options) as it:
+        assert await it.ended() == 0
+    assert it.out == b"".join(value + b"\n" for value in values)
+    assert re.fullmatch(rf"gateway: following {topic} \(3 partitions\)\n", it.err)
+
+
+async def test_quietly_there_is_nothing_but_records(gateway: Gateway, topic: str, oracle: Oracle):
+    await oracle.produce(topic, 3)
+    url = f"{gateway.base_url}/records/{topic}?from=earliest"
+    async with tail(url, "--quiet", "-n", "3") as it:
+        assert await it.ended() == 0
+    async with tail(url, "--quiet") as interrupted:
+        await interrupted.wait(3)
+        assert await interrupted.interrupt() == 130
+    assert [it.err, interrupted.err] == ["", ""]
+
+
+@pytest.mark.parametrize("idle", [True, False])
+async def test_a_reader_that_has_enough_ends_it_quietly(
+    gateway: Gateway, topic: str, oracle: Oracle, idle: bool
+):
+    """`| head -n 2`, with more to come, and with nothing more."""
+    await oracle.produce(topic, 2 if idle else 5000)
+    command = f'"{sys.executable}" -m gateway tail "$0" --from earliest | head -n 2'
+    script = f"{command}; exit ${{PIPESTATUS[0]}}"
+    shell = await asyncio.create_subprocess_exec(
+        *("bash", "-c", script, f"{gateway.base_url}/records/{topic}"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(shell.communicate(), WITHIN)
+    assert shell.returncode == 0
+    assert out.count(b"\n") == 2
+    assert re.fullmatch(rb"gateway: following [^\n]*\n", err)
+
+
+async def test_a_reader_that_does_not_read_does_not_keep_it_from_ending(
+    gateway: Gateway, topic: str, oracle: Oracle
+):
+    await oracle.produce(topic, 5000)  # more than a pipe holds
+    url = f"{gateway.base_url}/records/{topic}?from=earliest"
+    reading, writing = os.pipe()
+    try:
+        async with tail(url, stdout=writing) as it:
+            await until(lambda: not select.select((), (writing,), (), 0)[1], "a full pipe", WITHIN)
+            assert await it.interrupt() == 130
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+@asynccontextmanager
+async def terminal(*arguments: str, **environment: str) -> AsyncIterator[Callable[[], str]]:
+    """Both outputs on a terminal; what it shows at the end."""
+    screen, process_side = pty.openpty()
+    shown = b""
+
+    def read() -> None:
+        nonlocal shown
+        try:
+            shown += os.read(screen, 65536)
+        except OSError:  # Linux says so when the last writer has gone
+            asyncio.get_running_loop().remove_reader(screen)
+
+    asyncio.get_running_loop().add_reader(screen, read)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "tail", *arguments),
+        stdin=process_side,
+        stdout=process_side,
+        stderr=process_side,
+        env={"PATH": os.environ["PATH"], "TERM": "xterm", **environment},
+    )
+    os.close(process_side)
+    try:
+        assert await asyncio.wait_for(process.wait(), WITHIN) == 0
+        await asyncio.sleep(0)
+        yield lambda: shown.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        asyncio.get_running_loop().remove_reader(screen)
+        os.close(screen)
+
+
+EVIL = "\x1b]0;owned\x07\x9b2J\u202e"
+
+
+async def test_a_terminal_gets_colours_and_no_commands(gateway: Gateway, servers: str, topic: str):
+    value = json.dumps({"name": EVIL}, ensure_ascii=False).encode()
+    await produce([servers], topic, [Sent(value, EVIL.encode()), Sent(EVIL.encode())])
+    url = f"{gateway.base_url}/records/{topic}?from=earliest"
+    async with terminal(url, "-n", "2") as shown:
+        await until(lambda: shown().count("\r\n") == 3, shown)
+        text = shown()
+    assert '\x1b[34m"name"\x1b[0m' in text
+    assert "\x1b" not in re.sub(r"\x1b\[\d+m", "", text)
+    assert not re.search("[\x00-\x09\x0b\x0c\x0e-\x1a\x7f-\x9f\u202e]", text)
+    async with terminal(url, "-n", "2", NO_COLOR="1") as shown:
+        await until(lambda: shown().count("\r\n") == 3, shown)
+        assert "\x1b" not in shown()
+    async with terminal(url, "-n", "2", "--format", "value") as shown:
+        await until(lambda: shown().count("\r\n") == 3, shown)
+        assert "\x1b" not in re.sub(r"\x1b\[\d+m", "", shown())
+
+
+# What will not come
+
+
+async def test_a_gap_is_told_and_only_strictly_a_failure(
+    kafka: EmbeddedKafka, servers: str, topic: str, oracle: Oracle, tmp_path: Path
+):
+    """Straight from Kafka: a gateway that runs has what was deleted in its cache."""
+    kept = [topic, "-s", servers, "--position", str(tmp_path / "p"), "--from", "earliest"]
+    await oracle.produce(topic, 10, partition=0)
+    async with tail(*kept, "-n", "2") as first:
+        assert await first.ended() == 0
+    before = (tmp_path / "p").read_text()
+    kafka.delete_records(topic, {0: 4})
+    for _ in range(2):  # it stays a failure
+        async with tail(*kept, "--until", "latest", "--strict") as strict:
+            assert await strict.ended() == 1
+        told = f"gateway: gap in {topic}-0 from offset 2 to 4 (retention)"
+        assert f"{told}; without --strict it is passed over\n" in strict.err
+        assert (tmp_path / "p").read_text() == before
+        assert strict.out == b""
+    async with tail(*kept, "--until", "latest") as lenient:
+        assert await lenient.ended() == 0
+    assert f"{told}\n" in lenient.err
+    gap = GapEvent(TopicPartition(topic, 0), 2, 4, "retention")
+    oracle.check([*first.records(), gap, *lenient.records()], start=zero(topic))
+
+
+# What goes wrong
+
+
+async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: Gateway):
+    async with tail(f"{gateway.base_url}/recrods/{NAMES[0]}") as it:
+        assert await it.ended() == 1
+    assert it.err.startswith("gateway: 404: ")
+    assert f"did you mean /records/{NAMES[0]}?" in it.err
+    assert it.err.count("\n") == 1
+
+
+@every_wire
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--from", "yesterday"], "?from=yesterday"), (["--filter", "/n>=x"], "filter")],
+)
+async def test_what_the_gateway_refuses_is_told_in_its_words(
+    wire: Wire, gateway: Gateway, topic: str, options: list[str], said: str
+):
+    async with tail(wire(gateway.base_url, f"/records/{topic}"), *options) as it:
+        assert await it.ended() == 1
+    assert said in it.err and it.err.count("\n") == 1
+
+
+async def test_topics_and_brokers_that_are_none_are_told(servers: str):
+    async with (
+        tail("test-nowhere", "-s", servers) as no_topic,
+        tail("orders", "-s", "127.0.0.1:1") as no_kafka,
+        tail("http://127.0.0.1:1/events/orders") as no_gateway,
+    ):
+        assert [await each.ended() for each in (no_topic, no_kafka, no_gateway)] == [1, 1, 1]
+    assert no_topic.err.startswith("gateway: 404: ") and "test-nowhere" in no_topic.err
+    assert no_kafka.err.startswith("gateway: no stream from 127.0.0.1:1: this Kafka does not")
+    assert "127.0.0.1:1: Connection refused; is it running" in no_gateway.err
+
+
+class Stand:
+    """A server that answers as it is told, and remembers what it was asked."""
+
+    def __init__(self, *answers: Callable[[], Response]) -> None:
+        self.asked: list[Request] = []
+        self._answers = list(answers)
+
+    async def __call__(self, scope, receive, send) -> None:
+        self.asked.append(Request(scope))
+        await self._answers.pop(0)()(scope, receive, send)
+
+
+def stream(text: str) -> Callable[[], Response]:
+    async def body() -> AsyncIterator[str]:
+        yield text
+
+    return lambda: StreamingResponse(body(), media_type="text/event-stream")
+
+
+def problem(status: int, **headers: str) -> Callable[[], Response]:
+    return lambda: JSONResponse({"detail": "no; do this"}, status, headers)
+
+
+async def test_what_the_server_asks_for_is_waited_for_and_what_it_refuses_is_the_end():
+    """503 before anything, `retry:`, Retry-After later, and at last a 401."""
+    stand = Stand(
+        problem(503, **{"Retry-After": "0"}),
+        stream("retry: 10\ndata: 1\nid: a\n\n"),
+        problem(503, **{"Retry-After": "2"}),
+        stream("data: 2\nid: b\n\ndata: cut"),
+        problem(401),
+    )
+    async with served(stand) as base_url:
+        headers = ["--header", "X-Test: yes", "--token", "secret"]
+        async with tail(f"{base_url}/x?from=earliest", *headers) as it:
+            assert await it.ended() == 1
+    assert it.out == b"1\n2\n"
+    assert it.err.endswith("gateway: 401: no; do this\n")
+    assert "connecting again in 2.0 s" in it.err
+    assert "secret" not in it.err
+    ids = [each.headers.get("last-event-id") for each in stand.asked]
+    assert ids == [None, None, "a", "a", "b"]
+    assert [each.url.query for each in stand.asked] == ["from=earliest"] * 2 + [""] * 3
+    for each in stand.asked:
+        assert each.headers["authorization"] == "Bearer secret"
+        assert each.headers["x-test"] == "yes"
+        assert each.headers["accept"] == "text/event-stream"
+
+
+async def test_what_is_no_stream_is_no_stream():
+    stand = Stand(lambda: Response("<html>", media_type="text/html"), problem(404))
+    async with served(stand) as base_url, tail(f"{base_url}/x") as it:
+        assert await it.ended() == 1
+    assert it.err == "gateway: /x answers with text/html, not with a stream\n"
+
+
+async def test_a_certificate_is_checked_unless_told_otherwise(
+    servers: str, topic: str, oracle: Oracle, tmp_path: Path
+):
+    await oracle.produce(topic, 1)
+    authority = Authority(tmp_path)
+    signed = str(authority.signed("gateway"))
+    config = configuration(servers)
+    config["listen"] = {**config["listen"], "tls": {"certificate": signed, "key": signed}}
+    async with running_gateway(config, ready=False) as gateway:
+        for address in (gateway.base_url, gateway.base_url.replace("https", "wss")):
+            url = f"{address}/records/{topic}?from=earliest&until=1"
+            async with (
+                tail(url) as refused,
+                tail(url, "--cacert", str(authority.path)) as trusted,
+                tail(url, "--insecure") as insecure,
+            ):
+                ended = [await each.ended() for each in (refused, trusted, insecure)]
+            assert ended == [1, 0, 0], (refused.err, trusted.err, insecure.err)
+            assert "certificate" in refused.err and "--cacert" in refused.err
+            assert len(trusted.lines) == len(insecure.lines) == 1
