@@ -67,19 +67,21 @@ def filters_of_route(written: Iterable[Mapping[str, Any]]) -> Filters:
 
 
 def fields_of(given: object) -> tuple[str, ...]:
-    """The fields that a client wants of a value: `/id,/customer/name`, or a list of pointers.
+    """The fields that a client wants of a value, in the order of their pointers.
 
-    None and an empty text are no choice. Raises ValueError saying what to write.
+    given: `/id,/customer/name`, a list of pointers, or such a list as JSON; None and an empty
+    text are no choice. Raises ValueError saying what to write.
     """
     if given is None or given == "":
         return ()
-    listed = given.split(",") if isinstance(given, str) else given
-    if not isinstance(listed, list | tuple) or not listed:
+    if isinstance(given, str):
+        given = _parsed(given) if given.startswith("[") else given.split(",")
+    if not isinstance(given, list | tuple) or not given:
         raise ValueError("expects JSON pointers; write such as /id,/customer/name")
-    if len(listed) > LISTED:
+    if len(given) > LISTED:
         raise ValueError(f"more than {LISTED} fields; ask for fewer")
     read = _Reader()
-    return tuple(sorted({read.pointer(pointer, "") for pointer in listed}))
+    return tuple(sorted({read.pointer(pointer, "") for pointer in given}))
 
 
 class _Reader:

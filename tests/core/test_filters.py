@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import json
+import operator
+from decimal import Decimal
+
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core import filters
+from gateway.core.conditions import Condition
 from gateway.core.filters import Filter, Filters, LazyValue
 from gateway.core.record import Record, TopicPartition
 
@@ -177,3 +182,195 @@ def test_every_leaf_of_any_document_is_found_by_its_pointer(document):
     for pointer, text in leaves(document):
         assert passes(Filter(fields=((pointer, text),)), record=record)
         assert not passes(Filter(fields=((pointer, text + "x"),)), record=record)
+
+
+def test_conditions_stand_where_a_text_may_stand():
+    listed = Filter(key=Condition(one_of=("ada", "bob")))
+    assert passes(listed) and not passes(listed, record=RECORD._replace(key=b"eve"))
+    assert not passes(listed, record=RECORD._replace(key=None))
+    assert passes(Filter(headers=(("region", Condition(prefix="u")),)))
+    assert not passes(Filter(headers=(("region", Condition(prefix="as")),)))
+    assert passes(Filter(fields=(("/total", Condition(bounds=(("gt", 12), ("lt", 13)))),)))
+    assert not passes(Filter(fields=(("/total", Condition(bounds=(("gt", 13),))),)))
+    assert not passes(Filter(key=b"ada", fields=(("/paid", Condition(one_of=("false",))),)))
+
+
+@pytest.mark.parametrize(
+    ("pointer", "there"),
+    [("/customer", True), ("/items", True), ("/items/1", True), ("/null", True),
+     ("/nothing", False), ("/items/2", False), ("/customer/0", False)],
+)  # fmt: skip
+def test_a_field_is_there_or_not_whatever_it_holds(pointer: str, there: bool):
+    record = RECORD._replace(value=orjson.dumps({**VALUE, "null": None}))
+    assert passes(Filter(fields=((pointer, Condition(exists=True)),)), record=record) is there
+    assert passes(Filter(fields=((pointer, Condition(exists=False)),)), record=record) is not there
+
+
+def test_nothing_is_there_in_a_value_that_is_no_json_and_in_a_tombstone():
+    for value in (None, b"plain"):
+        record = RECORD._replace(value=value)
+        assert passes(Filter(fields=(("/a", Condition(exists=False)),)), record=record)
+        assert not passes(Filter(fields=(("/a", Condition(exists=True)),)), record=record)
+
+
+def test_a_header_without_a_value_is_there_and_has_no_text():
+    assert passes(Filter(headers=(("none", Condition(exists=True)),)))
+    assert not passes(Filter(headers=(("none", Condition(prefix="")),)))
+    assert passes(Filter(headers=(("nobody", Condition(exists=False)),)))
+    assert not passes(Filter(key=Condition(exists=False)))
+
+
+@pytest.mark.parametrize(
+    ("written", "bounds", "inside"),
+    [
+        (b"18446744073709551617", (("gt", 2**64),), True),
+        (b"18446744073709551615", (("gt", 2**64),), False),
+        (b"9007199254740993.5", (("gt", 9007199254740993),), True),
+        (b"9007199254740992.5", (("gt", 9007199254740993),), False),
+        (b"0.1", (("lte", Decimal("0.1")), ("gte", Decimal("0.1"))), True),
+        (b"0.1000000000000000055511151231257827", (("lte", Decimal("0.1")),), False),
+        (b"1.50", (("gte", Decimal("1.5")),), True),
+        (b'"1.50"', (("gte", Decimal("1.5")),), True),
+        (b"true", (("gte", 0),), False),
+        (b"null", (("gte", 0),), False),
+        (b"[1]", (("gte", 0),), False),
+        (b"-0", (("gte", 0), ("lte", 0)), True),
+    ],
+)
+def test_numbers_of_the_value_are_compared_by_all_of_their_digits(
+    written: bytes, bounds: tuple[tuple[str, int], ...], inside: bool
+):
+    """As doubles, several of these would be equal to the bound."""
+    record = RECORD._replace(value=b'{"n": %s}' % written)
+    assert passes(Filter(fields=(("/n", Condition(bounds=bounds)),)), record=record) is inside
+
+
+def test_a_long_whole_number_equals_its_own_digits_only():
+    record = RECORD._replace(value=b'{"id": 18446744073709551617}')
+    assert passes(Filter(fields=(("/id", "18446744073709551617"),)), record=record)
+    assert not passes(Filter(fields=(("/id", "18446744073709551616"),)), record=record)
+    assert passes(Filter(fields=(("/id", Condition(prefix="184")),)), record=record)
+
+
+def test_a_number_too_deep_for_its_digits_is_in_no_range():
+    """Not that it were compared as a double, or the stream would end."""
+    deep = b'{"n": 1.5, "deep": ' + b"[" * 1000 + b"]" * 1000 + b"}"
+    bounds = (("gte", Decimal("1.5")),)
+    assert not passes(
+        Filter(fields=(("/n", Condition(bounds=bounds)),)), record=RECORD._replace(value=deep)
+    )
+
+
+# Against an oracle that does it the slow way.
+
+texts = st.sampled_from(["", "a", "ab", "b", "1", "10", "1.5", "true", "null", "\u00e9"])
+numbers = st.sampled_from([0, 1, 2, 10, -1, 2**64, 2**64 + 1, Decimal("1.5"), Decimal("0.1")])
+leaf = texts | st.none() | st.booleans() | st.sampled_from([0, 1, 10, 1.5, 0.1, -1])
+values = st.none() | st.dictionaries(
+    st.sampled_from("ab"), leaf | st.dictionaries(st.just("c"), leaf)
+)
+records = st.builds(
+    lambda key, headers, value: RECORD._replace(
+        key=key, headers=headers, value=None if value is None else orjson.dumps(value)
+    ),
+    st.none() | texts.map(str.encode),
+    st.lists(st.tuples(st.sampled_from("xy"), st.none() | texts.map(str.encode)), max_size=3),
+    values,
+)
+looking = st.builds(
+    lambda one_of, prefix, bounds: Condition(one_of=one_of, prefix=prefix, bounds=tuple(bounds)),
+    st.none() | st.lists(texts, max_size=3).map(tuple),
+    st.none() | texts,
+    st.lists(
+        st.tuples(st.sampled_from(["gt", "gte", "lt", "lte"]), numbers), min_size=1, max_size=2
+    ),
+) | st.lists(texts, min_size=1).map(lambda listed: Condition(one_of=tuple(listed)))
+conditions = looking | st.booleans().map(lambda there: Condition(exists=there))
+wanted = texts | conditions
+each_filter = st.builds(
+    lambda key, headers, fields: Filter(
+        key.encode() if isinstance(key, str) else key,
+        tuple((name, to.encode() if isinstance(to, str) else to) for name, to in headers),
+        tuple(fields),
+    ),
+    st.none() | wanted,
+    st.lists(st.tuples(st.sampled_from("xy"), wanted), max_size=2),
+    st.lists(st.tuples(st.sampled_from(["/a", "/b", "/a/c"]), wanted), max_size=2),
+)
+some_filters = st.lists(each_filter, max_size=2).map(lambda listed: Filters(tuple(listed)))
+
+OPERATORS = {"gt": operator.gt, "gte": operator.ge, "lt": operator.lt, "lte": operator.le}
+
+
+def expected(filters: Filters, record: Record) -> bool:
+    if filters.within is not None and not expected(filters.within, record):
+        return False
+    value = {} if record.value is None else json.loads(record.value)
+    return not filters.filters or any(
+        (each.key is None or holds(each.key, [] if record.key is None else [record.key]))
+        and all(holds(to, [v for n, v in record.headers if n == name]) for name, to in each.headers)
+        and all(holds(to, looked_up(value, pointer)) for pointer, to in each.fields)
+        for each in filters.filters
+    )
+
+
+def looked_up(value, pointer: str) -> list[bytes | None]:
+    for step in pointer.split("/")[1:]:
+        if not isinstance(value, dict) or step not in value:
+            return []
+        value = value[step]
+    if isinstance(value, dict):
+        return [None]
+    return [(value if isinstance(value, str) else json.dumps(value)).encode()]
+
+
+def holds(to: str | bytes | Condition, found: list[bytes | None]) -> bool:
+    if not isinstance(to, Condition):
+        return (to.encode() if isinstance(to, str) else to) in found
+    if to.exists is not None:
+        return to.exists is bool(found)
+    return any(
+        each is not None
+        and (to.one_of is None or each.decode() in to.one_of)
+        and each.decode().startswith(to.prefix or "")
+        and all(in_range(each.decode(), *bound) for bound in to.bounds)
+        for each in found
+    )
+
+
+def in_range(text: str, name: str, bound: int | Decimal) -> bool:
+    try:
+        number = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    except ValueError:
+        return False
+    return isinstance(number, Decimal) and OPERATORS[name](number, bound)
+
+
+@given(some_filters, records)
+def test_filters_let_through_what_an_oracle_lets_through(filters: Filters, record: Record):
+    assert filters.matches(record) == expected(filters, record)
+
+
+@given(some_filters, some_filters, some_filters, records)
+def test_narrowing_lets_through_what_both_do_and_nothing_else(
+    route: Filters, client: Filters, more: Filters, record: Record
+):
+    both = route.narrowed(client)
+    assert both.matches(record) == (route.matches(record) and client.matches(record))
+    again = both.narrowed(more)
+    assert again.matches(record) == (both.matches(record) and more.matches(record))
+    other = route.narrowed(client.narrowed(more))
+    assert other.matches(record) == again.matches(record)
+    assert not again.matches(record) or route.matches(record)
+
+
+@given(some_filters)
+def test_a_filter_that_is_written_out_reads_back_as_equal(filters: Filters):
+    """Its text is what tells a view from another in every process."""
+    again = eval(repr(filters))
+    assert again == filters and hash(again) == hash(filters)
+
+
+def test_the_fields_looked_at_are_known_through_every_narrowing():
+    own, client = Filter(fields=(("/a", "1"),)), Filter(key=b"k", fields=(("/b", "1"),))
+    assert Filters((own,)).narrowed(Filters((client,))).pointers == {"/a", "/b"}
