@@ -1,12 +1,11 @@
 """The JavaScript module and its types, for pages that take them from the gateway itself.
 
 Their addresses have no version in them, so that a SharedWorker of all tabs is the same one over
-an update: every use is revalidated, and mostly answered with 304 (RFC 9110 15.4.5).
+an update: every use is revalidated.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from .document import Document
 
 DIRECTORY = Path(__file__).parent / "js"
 
@@ -27,20 +28,9 @@ def routes() -> list[Route]:
 
 
 def _asset(file: Path, kind: str) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    content = file.read_bytes()
-    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    document = Document(file.read_bytes(), kind)
 
     async def asset(request: Request) -> Response:
-        if _names(request.headers.get("if-none-match", ""), tag):
-            return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers | {"Content-Type": f"{kind}; charset=utf-8"})
+        return document.respond(request)
 
     return asset
-
-
-def _names(condition: str, tag: str) -> bool:
-    """Whether `If-None-Match` has the tag, by weak comparison (RFC 9110 13.1.2): a proxy that
-    compresses makes tags weak."""
-    tags = [each.strip().removeprefix("W/") for each in condition.split(",")]
-    return tag in tags or condition.strip() == "*"

@@ -8,9 +8,8 @@ there, and people find the streams at `/streams`, a path that is otherwise free 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from ...config import Settings
 from ...errors import RequestError
+from ..document import Document
 from .asyncapi import document
 from .description import description
 from .html import render
@@ -33,7 +33,6 @@ WIDTH = 100  # characters of a line of JSON
 ADDRESSES = 8  # by which the same gateway is known at once; more are written anew each time
 
 _FILES = Path(__file__).parent / "page"
-_HEADERS = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}
 _PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
@@ -110,37 +109,21 @@ def _negotiated(page: Endpoint, programs: Endpoint) -> Endpoint:
 
 
 def _told(
-    write: Callable[[str], str], media: str, headers: dict[str, str] | None = None
+    write: Callable[[str], str], kind: str, headers: Mapping[str, str] | None = None
 ) -> Endpoint:
     """write: the text, from the URL of the gateway."""
-    written = lru_cache(ADDRESSES)(lambda base: write(base).encode())
-    more = _HEADERS | (headers or {})
+    written = lru_cache(ADDRESSES)(lambda base: Document(write(base).encode(), kind, headers))
 
     async def told(request: Request) -> Response:
-        return _unless_known(request, written(base_of(request)), media, more)
+        return written(base_of(request)).respond(request)
 
     return told
 
 
-def _file(name: str, media: str) -> Endpoint:
-    content = (_FILES / name).read_bytes()
+def _file(name: str, kind: str) -> Endpoint:
+    document = Document((_FILES / name).read_bytes(), kind)
 
     async def file(request: Request) -> Response:
-        return _unless_known(request, content, media, _HEADERS)
+        return document.respond(request)
 
     return file
-
-
-def _unless_known(
-    request: Request, content: bytes, media: str, headers: dict[str, str]
-) -> Response:
-    """304 for who has it already (RFC 9110 13.1.2)."""
-    etag = f'"{blake2b(content, digest_size=12).hexdigest()}"'
-    known = {each.strip().removeprefix("W/") for each in _known(request)}
-    if known & {etag, "*"}:
-        return Response(status_code=304, headers={**headers, "ETag": etag})
-    return Response(content, headers={**headers, "ETag": etag}, media_type=media)
-
-
-def _known(request: Request) -> list[str]:
-    return request.headers.get("if-none-match", "").split(",")
