@@ -13,6 +13,7 @@
     |   +-- PartitionFailed     one partition answered with an error code
     +-- RequestError            a client asked for something it cannot have; carries an HTTP status
     |   +-- KeyReused           an idempotency key, for another record than at first
+    +-- StreamEnded             a stream of the Python API was cut short
     +-- LocalBrokerError        the local broker cannot be started
 
 A message has three parts: what happened, with what, what to do.
@@ -124,6 +125,18 @@ class RequestError(GatewayError):
 
 class KeyReused(RequestError):
     """An idempotency key came again with another record; nothing is written."""
+
+
+class StreamEnded(GatewayError):
+    """A stream of the Python API ended before what was asked for had come.
+
+    reason: as the `end` event has it. position: where it ended; subscribe again from there.
+    """
+
+    def __init__(self, reason: str, position: str) -> None:
+        super().__init__(f"the stream ended ({reason}); subscribe again with its position")
+        self.reason = reason
+        self.position = position
 
 
 class LocalBrokerError(GatewayError):
