@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.filters import MISSING, LazyValue, path_of
+from gateway.core.record import Record, TopicPartition
+from gateway.formats import FORMATS, format_for
+from gateway.formats.projection import projected
+
+VALUE = {"id": 7, "customer": {"name": "ada", "card": "4711"}, "items": [{"a": 1}, {"a": 2}]}
+
+
+def record(value: bytes | None, **fields: Any) -> Record:
+    return Record(TopicPartition("orders", 0), 1, 0, 0, b"key", value, (("h", b"1"),))._replace(
+        **fields
+    )
+
+
+def shown(value: Any, *fields: str) -> Any:
+    data = value if isinstance(value, bytes) else orjson.dumps(value)
+    name, payload = format_for("value", fields=fields)(record(data))
+    assert name is None
+    return orjson.loads(payload)
+
+
+def test_only_these_fields_are_shown():
+    assert shown(VALUE, "/id") == {"id": 7}
+    assert shown(VALUE, "/customer/name", "/id") == {"customer": {"name": "ada"}, "id": 7}
+    assert shown(VALUE, "/customer", "/customer/name") == {"customer": VALUE["customer"]}
+
+
+def test_what_is_not_there_leaves_nothing_behind():
+    assert shown(VALUE, "/nothing", "/customer/none", "/id/x", "/items/7") == {}
+    assert shown(VALUE, "/nothing", "/id") == {"id": 7}
+
+
+def test_an_element_of_an_array_stays_where_it_is():
+    assert shown(VALUE, "/items/1/a") == {"items": [None, {"a": 2}]}
+    assert shown(VALUE, "/items/0") == {"items": [{"a": 1}]}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"plain", b"", b"[1]", b"7", b'"secret"', b"\xff", b'{"id": NaN}', b'{"id": 1', b"null"],
+)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_value_that_is_no_json_object_becomes_null(format: str, value: bytes):
+    plain = format_for(format)(record(b"null"))
+    assert format_for(format, fields=["/id"])(record(value)) == plain
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_tombstone_stays_one_and_key_and_headers_stay(format: str):
+    whole, part = format_for(format), format_for(format, fields=["/id"])
+    assert part(record(None)) == whole(record(None))
+    assert part(record(b'{"id": 7, "secret": 1}')) == whole(record(b'{"id":7}'))
+
+
+def test_binary_values_are_not_shown_as_base64_either():
+    assert format_for("value", binary="base64", fields=["/id"])(record(b"\xff")) == (
+        None,
+        b"bnVsbA==",
+    )
+
+
+@pytest.mark.parametrize(
+    "number", [b"1.50", b"18446744073709551617", b"-0", b"1E5", b"0.1000000000000000055", b"-0.0"]
+)
+def test_numbers_stay_as_they_are_written(number: bytes):
+    value = b'{"a": %s, "deep": {"b": [1, %s]}, "hidden": 1}' % (number, number)
+    _, payload = format_for("value", fields=["/a", "/deep"])(record(value))
+    assert payload == b'{"a":%s,"deep":{"b":[1,%s]}}' % (number, number)
+
+
+def test_of_a_name_that_is_there_twice_the_last_is_shown():
+    """As a filter sees it: two readings must not differ in what they show."""
+    for number in (b"1", b"1.5"):
+        _, payload = format_for("value", fields=["/a"])(record(b'{"a": 0, "a": %s}' % number))
+        assert payload == b'{"a":%s}' % number
+
+
+@pytest.mark.parametrize("depth", [300, 1000])
+def test_what_is_nested_too_deep_to_be_written_is_null(depth: int):
+    """Not that it ended the stream."""
+    deep = b'{"a": ' + b"[" * depth + b"1.5" + b"]" * depth + b"}"
+    assert format_for("value", fields=["/a"])(record(deep)) == (None, b"null")
+
+
+def test_a_malformed_pointer_is_refused():
+    with pytest.raises(ValueError, match="RFC 6901"):
+        projected(format_for("value"), ["/a~2"])
+
+
+documents = st.recursive(
+    st.integers(0, 3) | st.floats(allow_nan=False, allow_infinity=False) | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab0"), inner),
+    max_leaves=8,
+)
+pointers = st.lists(
+    st.lists(st.sampled_from("ab01"), min_size=1, max_size=3).map(lambda s: "/" + "/".join(s)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@given(st.dictionaries(st.sampled_from("ab0"), documents), pointers)
+def test_a_pointer_finds_what_it_finds_in_the_value_and_nothing_else_is_there(
+    document: dict[str, Any], fields: list[str]
+):
+    got = shown(document, *fields)
+    before, after = LazyValue(orjson.dumps(document)), LazyValue(orjson.dumps(got))
+    for field in fields:
+        assert after.at(path_of(field)) == before.at(path_of(field))
+    paths = [path_of(field) for field in fields]
+    for path, leaf in leaves(got):
+        inside = any(path[: len(each)] == each for each in paths)
+        assert inside or leaf is None, "null stands before an element of an array only"
+        assert before.at(path) is not MISSING
+
+
+def leaves(document: Any, path: tuple[str, ...] = ()) -> Any:
+    if isinstance(document, dict):
+        for name, child in document.items():
+            yield from leaves(child, (*path, name))
+    elif isinstance(document, list):
+        for index, child in enumerate(document):
+            yield from leaves(child, (*path, str(index)))
+    else:
+        yield path, document
