@@ -1,0 +1,117 @@
+"""A gateway within a program: what the routes of a server stream, as objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from pydantic import ValidationError
+
+from ..config import Settings, load
+from ..config.problems import dotted
+from ..errors import ConfigError, GatewayError
+from ..hub.hub import Hub
+from ..kafka.cluster import Cluster, ClusterSettings
+from .asked import From, Until, start_of, view_of
+from .events import Gap
+from .stream import Stream
+
+
+class Gateway:
+    """One connection to Kafka for any number of streams; each partition is read once for all.
+
+        async with Gateway(servers="localhost:9092") as gateway:
+            async for record in gateway.subscribe("orders"):
+                print(record.key, record.json())
+
+    settings: `Settings`, or the path of a YAML file. Routes are for servers; here any topic can
+              be read, with its options of `kafka.topics` if it has some.
+    servers:  instead of settings: `host:port`, several, or `embedded`.
+    kafka:    with `servers`: other options of the section `kafka`, in its words (`security=...`).
+    Raises ConfigError for what cannot be. It may be started again after it was closed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings | str | os.PathLike[str] | None = None,
+        *,
+        servers: str | Iterable[str] | None = None,
+        **kafka: Any,
+    ) -> None:
+        if (settings is None) == (servers is None) or (kafka and servers is None):
+            raise TypeError("give settings, or servers and options of the section kafka")
+        if servers is not None:
+            self.settings = _of_servers(servers, kafka)
+        else:
+            self.settings = settings if isinstance(settings, Settings) else load(settings or "")
+        self.cluster = Cluster(ClusterSettings.of(self.settings.kafka))
+        self.hub = Hub(self.cluster, self.settings)
+
+    async def start(self) -> None:
+        """Begin to reach for Kafka; returns at once. Raises GatewayError if it runs already."""
+        if self.hub.started:
+            raise GatewayError("this gateway is started already; close it first")
+        if self.settings.kafka.servers == "embedded":
+            raise GatewayError(
+                "servers: embedded is for the command line; within a program, use "
+                "`with EmbeddedKafka(...) as kafka:` and servers=kafka.bootstrap"
+            )
+        await self.cluster.start()
+        await self.hub.start()
+
+    async def close(self) -> None:
+        """End all streams and close all connections; nothing of it is left."""
+        self.hub.drain("closed")
+        await self.hub.close()
+        await self.cluster.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def subscribe(
+        self,
+        topics: str | Iterable[str],
+        *,
+        start: From = "live",
+        position: str | None = None,
+        until: Until | None = None,
+        filters: Any = None,
+        fields: str | Iterable[str] = (),
+        on_gap: Callable[[Gap], object] | None = None,
+    ) -> Stream:
+        """The records of one or several topics, as an async iterator; see `Stream`.
+
+        start:    `live`: what comes from now on; `earliest`; a datetime, or a timedelta back from
+                  now, by the records' timestamps.
+        position: a token, such as `record.position`, to go on from; beats `start`.
+        until:    `latest`: to the end as it is now; a datetime; or a number of records.
+        filters:  as in a configuration: `{"key": "ada"}`, `{"value": {"/amount": {"gte": 10}}}`,
+                  or a list of such, of which any may match.
+        fields:   of a JSON value that are shown, as JSON pointers; all of it if there are none.
+        on_gap:   called with each gap that a loop over records meets; else it is logged.
+        Raises ValueError for what cannot be read, TokenCorrupt for a position that is none.
+        """
+        view = view_of(topics, filters, fields)
+        return Stream(self.hub, view, start_of(start, position, until), on_gap)
+
+
+def _of_servers(servers: str | Iterable[str], kafka: dict[str, Any]) -> Settings:
+    given: Any = list(servers) if not isinstance(servers, str) else servers
+    if isinstance(given, str) and given != "embedded":
+        given = [each.strip() for each in given.split(",")]
+    try:
+        return Settings.model_validate({"kafka": {"servers": given, **kafka}})
+    except ValidationError as error:
+        problems = [f"{dotted(each['loc'])}: {each['msg']}" for each in error.errors()]
+        raise ConfigError(problems) from None
