@@ -7,6 +7,7 @@ that cost work but bring the application nothing are counted against an allowanc
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Generator
 from http import HTTPStatus
@@ -15,7 +16,7 @@ from websockets.extensions.permessage_deflate import (
     PerMessageDeflate,
     ServerPerMessageDeflateFactory,
 )
-from websockets.frames import CLOSE, CTRL_OPCODES, Frame
+from websockets.frames import CLOSE, CONT, CTRL_OPCODES, TEXT, Frame
 from websockets.http11 import Request, Response
 from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
@@ -24,6 +25,7 @@ from websockets.typing import LoggerLike, StatusLike
 from ..wire.websocket import WINDOW_BITS
 
 VERSION = "13"
+Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Peer(ServerProtocol):
@@ -52,6 +54,7 @@ class Peer(ServerProtocol):
             extensions=[deflate] if compression else [], max_size=max_size, logger=logger
         )
         self.failed = False
+        self._utf8: codecs.IncrementalDecoder | None = None
         self._allowance = float(self.IDLE_FRAMES)
         self._now = 0.0
 
@@ -66,18 +69,18 @@ class Peer(ServerProtocol):
     # The handshake.
 
     def accept(self, request: Request) -> Response:
-        """101, or why not. Version: RFC 6455 4.4."""
-        if request.method == "GET" and request.headers.get_all("Sec-WebSocket-Version") != [
-            VERSION
-        ]:
+        """101, or why not."""
+        versions = request.headers.get_all("Sec-WebSocket-Version")
+        if versions != [VERSION] and request.method == "GET":
             response = self.reject(426, f"WebSocket is spoken in version {VERSION} here")
-            response.headers["Sec-WebSocket-Version"] = VERSION
             response.headers["Upgrade"] = "websocket"
             return response
         return super().accept(request)
 
     def reject(self, status: StatusLike, text: str) -> Response:
         response = super().reject(status, text)
+        if status == HTTPStatus.UPGRADE_REQUIRED:  # RFC 6455 4.4
+            response.headers["Sec-WebSocket-Version"] = VERSION
         known = HTTPStatus(status)
         detail = text.partition("\n")[0].strip() or known.description or known.phrase
         told = {"title": known.phrase, "status": known.value, "detail": detail}
@@ -104,13 +107,26 @@ class Peer(ServerProtocol):
         self._now = now
 
     def recv_frame(self, frame: Frame) -> None:
-        control = frame.opcode in CTRL_OPCODES and frame.opcode is not CLOSE
-        if control or (not frame.fin and len(frame.data) < self.SMALL):
+        """Raises UnicodeDecodeError, which `parse` makes a 1007."""
+        if frame.opcode in CTRL_OPCODES:
+            idle = frame.opcode is not CLOSE
+        else:
+            idle = not frame.fin and len(frame.data) < self.SMALL
+            self._check_text(frame)
+        if idle:
             self._allowance -= 1
-            if self._allowance < 0:
-                self.fail(1008, "too many pings or small fragments")
-                return
-        super().recv_frame(frame)
+        if self._allowance < 0:
+            self.fail(1008, "too many pings or small fragments")
+        else:
+            super().recv_frame(frame)
+
+    def _check_text(self, frame: Frame) -> None:
+        """Here and not where messages are put together: a message that is none ends the
+        connection before what stands behind it is looked at."""
+        if frame.opcode is not CONT:
+            self._utf8 = Utf8() if frame.opcode is TEXT else None
+        if self._utf8 is not None:
+            self._utf8.decode(frame.data, frame.fin)
 
     def fail(self, code: int, reason: str = "") -> None:
         """The connection is over: it broke the protocol or a bound."""

@@ -143,10 +143,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.curr_msg_data_type == "bytes":
             self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
         else:
-            try:
-                self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
-            except UnicodeDecodeError as error:
-                self.conn.fail(1007, f"text that is not UTF-8, at byte {error.start}")
+            self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
         self.read_paused = True
 
     async def receive(self) -> ASGIReceiveEvent:
@@ -169,15 +166,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     async def _send_frames(self, data: bytes) -> None:
         await self.writable.wait()
-        if self.disconnected or self.transport.is_closing():
-            raise ClientDisconnected
-        if self.conn.state is not State.OPEN:
-            raise RuntimeError("finished frames before the handshake or after the close")
+        if not self.handshake_complete:
+            raise RuntimeError("finished frames before websocket.accept")
+        if self.conn.state is not State.OPEN or self.disconnected or self.transport.is_closing():
+            raise ClientDisconnected  # also if another task of the application closed meanwhile
         self.transport.write(data)
 
     def handle_ping(self) -> None:
         """Who does not take its pongs gets the latest only. (RFC 6455 5.5.3)"""
-        self._pongs = b"".join(self.conn.data_to_send())
+        self._pongs = b"".join(self.conn.data_to_send()) or self._pongs
         if self.writable.is_set():
             self._send_pongs()
 

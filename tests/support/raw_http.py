@@ -108,18 +108,19 @@ class Wire:
 
     def _body(self, headers: Mapping[str, str]) -> bytes:
         if headers.get("transfer-encoding") != "chunked":
-            return self._take(int(headers["content-length"]))
+            return self.take(int(headers["content-length"]))
         body = b""
         while chunk := self.chunk():
             body += chunk
         return body
 
     def chunk(self) -> bytes:
-        data = self._take(int(self.until(b"\r\n"), 16))
-        assert self._take(2) == b"\r\n"
+        data = self.take(int(self.until(b"\r\n"), 16))
+        assert self.take(2) == b"\r\n"
         return data
 
-    def _take(self, count: int) -> bytes:
+    def take(self, count: int) -> bytes:
+        """The next so many bytes."""
         while len(self._pending) < count:
             assert self._more(), f"closed after {len(self._pending)} of {count} bytes"
         taken, self._pending = self._pending[:count], self._pending[count:]
