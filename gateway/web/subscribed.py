@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
 import orjson
@@ -16,6 +16,8 @@ from .messages import Choice, Subscribe
 from .routes import Match, Routes
 from .socket import Socket
 
+Query: TypeAlias = list[tuple[str, str]]  # a name may be there again: filters are ANDed
+
 
 class Subscribed:
     """A stream from its first opening to its end, through every change of what it shows.
@@ -24,18 +26,18 @@ class Subscribed:
     """
 
     def __init__(
-        self, routes: Routes, socket: Socket, label: str | None, path: str, query: Mapping[str, str]
+        self, routes: Routes, socket: Socket, label: str | None, path: str, query: Query
     ) -> None:
         self.label = label
         self.path = path
-        self.query = dict(query)
+        self.query = query
         self.match = routes.match(path)
         self.reason = ""
         self.done = asyncio.Event()
         self._routes = routes
         self._socket = socket
         self._client: Client | None = None
-        self._next: tuple[Match, str, dict[str, str]] | None = None
+        self._next: tuple[Match, str, Query] | None = None
         self._stopped = False
         self._granted = 0
 
@@ -66,10 +68,10 @@ class Subscribed:
 
     async def change(self, choice: Choice) -> None:
         """Show something else from where it stands. Raises RequestError for what cannot be."""
-        path, query = self.path, dict(self.query)
+        path, query = self.path, self.query
         if choice.path is not None:
             path, query = split(choice.path)
-        query |= chosen(choice)
+        query = over(query, chosen(choice))
         match = self._routes.match(path)
         await self._routes.view(match, request_of(path, query, self._socket.connection))
         self._next = match, path, query
@@ -98,15 +100,13 @@ class Subscribed:
         assert self._next is not None
         self.match, self.path, query = self._next
         credit = client.subscription.credit
-        self.query = {
-            **{name: text for name, text in query.items() if name not in ("from", "credit")},
-            "lastEventId": client.subscription.position.decode(),
-            **({} if credit is None else {"credit": str(credit)}),
-        }
+        told = {"lastEventId": client.subscription.position.decode()}
+        told |= {} if credit is None else {"credit": str(credit)}
+        self.query = over([pair for pair in query if pair[0] not in ("from", "credit")], told)
         self._next = None
 
 
-def asked(message: Subscribe) -> tuple[str, dict[str, str]]:
+def asked(message: Subscribe) -> tuple[str, Query]:
     """The path and the query of a subscription; members beat what the path's query says."""
     path, query = split(message.path)
     told = {
@@ -115,7 +115,13 @@ def asked(message: Subscribe) -> tuple[str, dict[str, str]]:
         "lastEventId": message.last_event_id,
         "credit": None if message.credit is None else str(message.credit),
     }
-    return path, query | {name: text for name, text in told.items() if text} | chosen(message)
+    given = {name: text for name, text in told.items() if text}
+    return path, over(query, given | chosen(message))
+
+
+def over(query: Iterable[tuple[str, str]], told: Mapping[str, str]) -> Query:
+    """The query with what is told in place of all that it said under the same names."""
+    return [pair for pair in query if pair[0] not in told] + list(told.items())
 
 
 def chosen(choice: Choice) -> dict[str, str]:
@@ -128,13 +134,13 @@ def chosen(choice: Choice) -> dict[str, str]:
     return query
 
 
-def split(path: str) -> tuple[str, dict[str, str]]:
+def split(path: str) -> tuple[str, Query]:
     """A path, percent-encoded, and its query."""
     path, _, query = path.partition("?")
-    return path, dict(parse_qsl(query, keep_blank_values=True))
+    return path, parse_qsl(query, keep_blank_values=True)
 
 
-def request_of(path: str, query: Mapping[str, str], connection: HTTPConnection) -> HTTPConnection:
+def request_of(path: str, query: Query, connection: HTTPConnection) -> HTTPConnection:
     """What the same client would have asked by HTTP; a position is in the query only."""
     scope: dict[str, Any] = {
         **connection.scope,

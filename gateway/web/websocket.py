@@ -47,7 +47,7 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
             )
         own = None
         if path != MULTIPLEX:
-            query = dict(connection.query_params)
+            query = connection.query_params.multi_items()
             own = Subscribed(routes, socket, None, path, query)
             await routes.check(own.match, connection)
     except (GatewayError, HTTPException) as exc:
