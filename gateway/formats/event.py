@@ -43,14 +43,14 @@ def json_text(format: Format) -> Callable[[bytes], bytes]:
     strict JSON stays as it is (its numbers too), any other text becomes a string. So does
     base64, all of it: `1234` and `true` are base64 as well as JSON."""
     _, payload = format(Record(TopicPartition("", 0), 0, -1, -1, None, b"{}"))
-    return as_json if payload.startswith(b"{") else _as_string
+    return _as_json if payload.startswith(b"{") else _as_string
 
 
 def _as_string(payload: bytes) -> bytes:
     return orjson.dumps(payload.decode())
 
 
-def as_json(payload: bytes) -> bytes:
+def _as_json(payload: bytes) -> bytes:
     """Text as `json_text` has it, but for base64."""
     try:
         orjson.loads(payload)

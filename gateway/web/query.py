@@ -22,6 +22,8 @@ from ..hub.resume import Start
 _AGO = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d)")
 _COUNT = re.compile(r"[0-9]{1,12}")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_WAIT = re.compile(r"([0-9]{1,9})(ms|s|m)?")
+LONGEST_WAIT = 300.0  # seconds
 SLACK = 5_000  # milliseconds by which a start may be older than the route's history
 
 T = TypeVar("T")
@@ -55,6 +57,21 @@ def asked(
     origin = origin if origin is not None else _allowed(default, history)
     start = Start(token, origin, until, count, credit)
     return Asked(start, refused)
+
+
+def wait(request: HTTPConnection) -> float | None:
+    """`?wait=`, in seconds; None for a stream. Raises RequestError 400."""
+    return _one(request, "wait", _wait)
+
+
+def positions(request: HTTPConnection) -> bool:
+    """Is `?positions` asked for, with nothing behind it or `=true`? Raises RequestError 400."""
+    text = _one(request, "positions", str.lower)
+    if text is None:
+        return "positions" in request.query_params
+    if text not in ("true", "false", "1", "0"):
+        raise _bad(f"?positions={text[:64]} is not understood; use true or false")
+    return text in ("true", "1")
 
 
 def _token(request: HTTPConnection) -> tuple[Token | None, TokenError | None]:
@@ -121,6 +138,16 @@ def _credit(text: str) -> int:
     if not _COUNT.fullmatch(text):
         raise _bad(f"?credit={text[:64]} is not a number of records; leave it out for no limit")
     return int(text)
+
+
+def _wait(text: str) -> float:
+    given = _WAIT.fullmatch(text)
+    if given is None:
+        raise _bad(f"?wait={text[:64]} is not understood; use 30s, 500ms, 5m or 0")
+    seconds = int(given[1]) * _SECONDS[given[2] or "s"]
+    if seconds > LONGEST_WAIT:
+        raise _bad(f"?wait={text} is longer than 5m; ask again after less")
+    return seconds
 
 
 def _time(text: str, name: str) -> int:

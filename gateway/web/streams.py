@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from . import sse, websocket
+from . import ndjson, sse, websocket
 from .routes import Match, Routes
 
 ALLOW = {"Allow": "GET, HEAD, OPTIONS"}
@@ -35,6 +35,8 @@ class Streams:
 
     async def _respond(self, request: Request, match: Match) -> Response:
         await self._routes.check(match, request)
+        if ndjson.is_asked(request):
+            return await ndjson.respond(self._routes, match, request)
         return await sse.respond(self._routes, match, request)
 
 

@@ -1,0 +1,42 @@
+"""What an `Accept` header prefers (RFC 9110 12.5.1)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+_RANGE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
+_WEIGHT = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
+
+
+class Preference(NamedTuple):
+    """How much a media type is wanted; of two, the larger one is.
+
+    quality: 0 (not at all) to 1. named: by its name 2, by its kind (`application/*`) 1.
+    """
+
+    quality: float
+    named: int
+
+
+NO = Preference(0.0, 0)
+
+
+def preference(header: str, media: str) -> Preference:
+    """What the most specific range that a media type falls under says of it; NO if none does.
+    Without a header anything is welcome."""
+    kind = media.partition("/")[0]
+    names = {media: 2, f"{kind}/*": 1, "*/*": 0}
+    found = [(names[name], weight) for name, weight in _ranges(header or "*/*") if name in names]
+    named, quality = max(found, default=(0, 0.0))
+    return Preference(quality, named) if quality else NO
+
+
+def _ranges(header: str) -> Iterator[tuple[str, float]]:
+    """Ranges and weights; one with a malformed weight is passed over."""
+    for part in _RANGE.findall(header.lower()):
+        name, *parameters = (each.strip() for each in part.split(";"))
+        weight = next((each[2:] for each in parameters if each.startswith("q=")), "1")
+        if _WEIGHT.fullmatch(weight):
+            yield name, float(weight)

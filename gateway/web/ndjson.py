@@ -1,0 +1,105 @@
+"""The answer in lines of JSON: a stream, or one page of it (`?wait=`, a long poll)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import quote, unquote_plus
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ..hub import page
+from ..hub.client import Client
+from ..hub.lines import Ndjson
+from . import query
+from .accept import NO, preference
+from .routes import Match, Routes
+from .sse import HEADERS
+
+NAMES = ("application/x-ndjson", "application/jsonl", "application/ndjson")
+MEDIA_TYPE = "application/x-ndjson; charset=utf-8"
+_SAFE = "/?%&=+:;,@!$'()*~"  # and letters, digits, `_.-`: what came needs no more quoting
+LONGEST_LINK = 4096  # characters of a token; a longer one is in the last line alone
+
+
+def is_asked(request: Request) -> bool:
+    """Does the client prefer lines to server-sent events? On a tie it does if it waits for a
+    page: there is none of events."""
+    header = ",".join(request.headers.getlist("accept"))
+    lines = max(preference(header, name) for name in NAMES)
+    events = preference(header, "text/event-stream")
+    return lines > events or (lines == events != NO and "wait" in request.query_params)
+
+
+class LinesResponse(StreamingResponse):
+    """A stream. close: called when it is over, also when the client went away before the first
+    byte."""
+
+    def __init__(self, stream: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
+        super().__init__(stream, headers=HEADERS, media_type=MEDIA_TYPE)
+        self._close = close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._close()
+
+
+async def respond(routes: Routes, match: Match, request: Request) -> Response:
+    """The stream, once BEGIN is due, or a page. Raises RequestError, TokenError, KafkaError."""
+    wire, wait = Ndjson(query.positions(request)), query.wait(request)
+    client = await routes.open(match, request, wire, page=None if wait is None else page.RECORDS)
+    if request.method == "HEAD":
+        client.close()
+        return Response(headers=HEADERS, media_type=MEDIA_TYPE)
+    try:
+        if wait is not None:
+            return await _page(request, client, wire, wait)
+        await client.ready()
+    except BaseException:
+        client.close()
+        raise
+    return LinesResponse(client.stream(), client.close)
+
+
+async def _page(request: Request, client: Client, wire: Ndjson, wait: float) -> Response:
+    """The page, or nothing to a client that went away meanwhile."""
+    reading = asyncio.create_task(page.read(client, wire, wait))
+    leaving = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not reading.done():
+            return Response(status_code=204)  # nobody hears it
+        read = reading.result()
+    finally:
+        for task in (reading, leaving):
+            task.cancel()
+        await asyncio.gather(reading, leaving, return_exceptions=True)
+        client.close()
+    headers = dict(HEADERS)
+    if read.reason != "until" and len(read.position) <= LONGEST_LINK:
+        headers["Link"] = f'<{after(request.scope, read.position.decode())}>; rel="next"'
+    return Response(read.body, headers=headers, media_type=MEDIA_TYPE)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def after(scope: Scope, token: str) -> str:
+    """What to ask for next, as a relative reference (RFC 3986 4.2): all of the query is kept but
+    for the token."""
+    path: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
+    asked: bytes = scope["query_string"]
+    kept = [each for each in asked.split(b"&") if each and _name(each) != "lastEventId"]
+    query = b"&".join([*kept, b"lastEventId=" + token.encode()])
+    return quote(path.partition(b"?")[0] + b"?" + query, safe=_SAFE)
+
+
+def _name(parameter: bytes) -> str:
+    return unquote_plus(parameter.partition(b"=")[0].decode("latin-1"))
