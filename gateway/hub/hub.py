@@ -15,7 +15,6 @@ from ..core.reading import Since
 from ..core.subscription import SlowClient, Subscription
 from ..core.tail import Tail
 from ..core.token import Token
-from ..errors import GatewayError
 from ..formats import format_for
 from ..kafka.cluster import Cluster
 from . import resume
@@ -57,9 +56,6 @@ class Hub:
         self.publisher: Publisher
 
     async def start(self) -> None:
-        """Raises GatewayError if it is started already."""
-        if self.started:
-            raise GatewayError("this gateway is started already; close it first")
         self.started, self.draining = True, False
         self.topics = Topics(self.cluster, self.settings.kafka)
         self._tails.clear()
