@@ -1,10 +1,22 @@
-"""The application: streams, health, pages, and the errors of all of them as problems."""
+"""The application: streams, health, pages, and the errors of all of them as problems.
+
+It runs alone or mounted. Servers tell only the outermost application of their start and end
+(Starlette's lifespans), so whoever mounts it runs `lifespan` within its own:
+
+    kafka = create_app(load("gateway.yaml"))
+    app = FastAPI(lifespan=kafka.lifespan)
+    app.mount("/kafka", kafka)
+
+It could start with its first request instead; but nobody would tell it when to close, and
+connections to Kafka would outlive the application.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +27,47 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from ..api.gateway import Gateway
 from ..config import AccessControl, Settings
 from ..errors import ConfigError
-from ..hub.hub import Hub
-from ..kafka.cluster import Cluster, ClusterSettings
 from . import discovery, health
 from .access import Access, anyone
+from .ending import drain_with_the_server
 from .problems import HANDLERS
 from .routes import Routes
 from .streams import Streams
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Application(Starlette):
+    """The gateway as an ASGI application; made by `create_app`.
+
+    gateway: what it streams from; `gateway.subscribe` shares its reads.
+    """
+
+    def __init__(self, gateway: Gateway, startup: Sequence[Startup] = (), **options: Any) -> None:
+        super().__init__(**options, lifespan=self.lifespan)
+        self.gateway = gateway
+        self.state.hub = gateway.hub
+        self._startup = (*startup, partial(drain_with_the_server, gateway.hub))
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, app: object = None) -> AsyncIterator[None]:
+        """Connect to Kafka, and close again. For the lifespan of an application that mounts
+        this one: as it is, or by `async with` in its own. `app` is not looked at.
+
+        Raises GatewayError if it runs already.
+        """
+        await self.gateway.start()
+        tasks = [asyncio.create_task(start()) for start in self._startup]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.gateway.close()
 
 
 def create_app(
@@ -34,7 +76,7 @@ def create_app(
     access: Access = anyone,
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
-) -> Starlette:
+) -> Application:
     """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
 
     access:  asked before every stream; the application's own, where it mounts the gateway.
@@ -43,23 +85,7 @@ def create_app(
     Raises ConfigError for settings that this version cannot serve.
     """
     refuse_unserved(settings)
-    cluster = Cluster(ClusterSettings.of(settings.kafka))
-    hub = Hub(cluster, settings)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        await cluster.start()
-        await hub.start()
-        tasks = [asyncio.create_task(start()) for start in startup]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await hub.close()
-            await cluster.close()
-
+    gateway = Gateway(settings)
     files = {path: _page(file) for path, file in (pages or {}).items()}
     routes: list[BaseRoute] = [
         Route("/health/live", health.live),
@@ -68,13 +94,12 @@ def create_app(
         *(Route(path, file) for path, file in files.items()),
     ]
     middleware = cors(settings.listen.access_control)
-    app = Starlette(
-        routes=routes, middleware=middleware, exception_handlers=HANDLERS, lifespan=lifespan
+    app = Application(
+        gateway, startup, routes=routes, middleware=middleware, exception_handlers=HANDLERS
     )
     app.router.redirect_slashes = False
     # not a Mount: it would hide the 405 of the others
-    app.router.default = Streams(Routes(hub, settings, access))
-    app.state.hub = hub
+    app.router.default = Streams(Routes(gateway.hub, settings, access))
     return app
 
 
