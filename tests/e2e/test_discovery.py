@@ -17,8 +17,12 @@ from support.browser import ENTER, TAB, Browser, browser
 from support.gateways import Gateway, config_for, running_gateway
 from support.records import Sent, produce
 from support.sse import Event, Parser, parse
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 from gateway.kafka.embedded import EmbeddedKafka
+
+PROTOCOL = Subprotocol("gateway.v1")
 
 WITHIN = 60.0  # s
 MARKUP = "<img src=x onerror=alert(1)>"
@@ -120,6 +124,39 @@ async def test_what_is_sent_is_what_the_description_says():
         lost = {"Last-Event-ID": "x", "Sec-Fetch-Mode": "cors", "Accept": "text/event-stream"}
         refused = await http.get("/events/orders", params={"until": "latest"}, headers=lost)
         assert "gap" in check(told, "events-orders.sse", parse(refused.content))
+
+
+async def test_what_a_websocket_hears_is_what_the_description_says():
+    """On the socket of all streams, and on a route's own path, as its line in `/` has it."""
+    async with shop() as (kafka, gateway), asking(gateway) as http:
+        told = (await http.get("/asyncapi.json")).json()
+        links = (await http.get("/")).json()["links"]
+        known = messages(told, "events-orders.websocket.send")
+        async with connect(links["websocket"], proxy=None, subprotocols=[PROTOCOL]) as socket:
+            for each in (
+                {"type": "ping", "id": "p"},
+                {"type": "subscribe", "id": "a", "path": "/events/orders", "credit": 100},
+                {"type": "subscribe", "id": "b", "path": "/nowhere"},
+            ):
+                await socket.send(json.dumps(each))
+            heard = await told_by(socket, {"pong", "begin", "error"})
+            await produce(kafka.bootstrap, "orders", [*RECORDS, TOMBSTONE, BINARY])
+            heard += await told_by(socket, {"records", "delete", "error"})
+            await socket.send('{"type": "unsubscribe", "id": "a"}')
+            heard += await told_by(socket, {"end"})
+        own = links["websocket"].removesuffix("/ws") + "/events/orders?from=earliest&until=3"
+        async with connect(own, proxy=None) as socket:
+            heard += await told_by(socket, {"begin", "records", "end"})
+        for message in heard:
+            holds(told, known[message["type"]], message)
+
+
+async def told_by(socket: ClientConnection, wanted: set[str]) -> list[Any]:
+    heard: list[Any] = []
+    async with asyncio.timeout(WITHIN):
+        while not wanted <= {each["type"] for each in heard}:
+            heard.append(json.loads(await socket.recv()))
+    return heard
 
 
 # The lines

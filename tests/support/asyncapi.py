@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from jsonschema import Draft7Validator, Draft202012Validator
+from jsonschema import Draft7Validator, Draft201909Validator
 
 _STANDARD = Path(__file__).parent / "asyncapi-3.0.0.schema.json"
 
@@ -62,7 +62,7 @@ def holds(document: Any, message: Any, payload: Any) -> None:
         "components": document["components"],
         **({"unevaluatedProperties": False} if _closed(document, message["payload"]) else {}),
     }
-    errors = [each.message for each in Draft202012Validator(strict).iter_errors(payload)]
+    errors = [each.message for each in Draft201909Validator(strict).iter_errors(payload)]
     assert not errors, (message["name"], payload, errors)
 
 

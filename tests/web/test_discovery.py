@@ -13,16 +13,26 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount, Route
-from support.asyncapi import faults, messages
+from support.asyncapi import faults, holds, messages
+from support.sse import parse
 
 from gateway import __version__
 from gateway.config import Settings, loads
 from gateway.config.crosscheck import RESERVED
+from gateway.core.channel import Event
+from gateway.core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
+from gateway.formats import Format, format_for
+from gateway.hub.encoder import Sse
+from gateway.hub.lines import Ndjson
+from gateway.hub.messages import WebSocket
+from gateway.hub.wire import Wire
 from gateway.web import demo, discovery
 from gateway.web.app import create_app
 from gateway.web.discovery.asyncapi import document
 from gateway.web.discovery.description import description
 from gateway.web.discovery.html import SEARCH_FROM, render
+from gateway.web.messages import read
+from gateway.wire.websocket import messages as frames
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 SHOP = """
@@ -44,6 +54,10 @@ routes:
     with: {topics: [orders, pay-eu], format: cloudevents, history: none}
   - when: [{path: /raw}]
     with: {topic: pay-eu, binary: base64}
+  - when: [{path: /part}]
+    with: {topic: orders, fields: [/order], clientFilters: true, clientFields: true}
+  - when: [{path: "/topics/{names}"}]
+    with: {topics: ["${params.names}"], allow: [orders, "pay-*"], produce: true}
 """
 DEMO = demo.PAGES["/"].read_text()
 NONE = "name: empty\nkafka: {servers: [localhost:9092]}\n"
@@ -129,7 +143,7 @@ async def test_streams_have_what_a_client_needs(shop: httpx.AsyncClient):
     assert (told["name"], told["version"]) == ("shop", __version__)
     assert told["links"]["asyncapi"] == "http://gw:8080/asyncapi.json"
     assert told["links"]["websocket"] == "ws://gw:8080/ws"
-    orders, pay, live, raw = told["streams"]
+    orders, pay, live, raw, part, topics = told["streams"]
     assert orders["paths"] == ["/events/orders", "/events/orders/{customer}"]
     assert (orders["topics"], orders["format"], orders["history"]) == (["orders"], "value", "1d")
     assert orders["contentTypes"] == ["text/event-stream", "application/x-ndjson"]
@@ -137,6 +151,8 @@ async def test_streams_have_what_a_client_needs(shop: httpx.AsyncClient):
     assert pay["topics"] == ["pay-${params.region}"]
     assert (live["format"], live["history"]) == ("cloudevents", "none")
     assert raw["guarded"] == []
+    assert (part["filters"], part["fields"], part["produce"]) == (True, True, False)
+    assert (topics["allow"], topics["produce"]) == (["orders", "pay-*"], True)
     assert "hint" not in told
 
 
@@ -146,6 +162,9 @@ def test_parameters_are_those_that_the_route_takes():
     assert names(told["/events/orders"]) == ["customer", "from", *always]
     assert names(told["/pay/{region}"]) == ["region", "card", "from", *always]
     assert names(told["/live"]) == always, "it has no history to begin in"
+    chosen = ["from", "until", "lastEventId", "filter", "fields"]
+    assert names(told["/part"]) == [*chosen, "wait", "positions", "credit"]
+    assert "Allowed: orders, pay-*" in told["/topics/{names}"]["parameters"][0]["description"]
     customer, begin, *_ = told["/events/orders"]["parameters"]
     assert "required" not in customer, "one of the two paths does without"
     assert begin["default"] == "live" and "1d back" in begin["description"]
@@ -300,12 +319,105 @@ def test_a_wrong_document_would_be_found(where: tuple[str, ...], what: Any):
         ("pay-region", "envelope"),
         ("live", "cloudevents"),
         ("raw", "value-base64"),
+        ("part", "value-fields"),
+        ("topics-names", "value-text"),
     ],
 )
 def test_records_have_the_schema_of_their_format(operation: str, schema: str):
     told = document(loads(SHOP), "http://gw")
     record = messages(told, f"{operation}.sse")["message"]
     assert record["payload"] == {"$ref": f"#/components/schemas/{schema}"}
+
+
+TP = TopicPartition("orders", 1)
+ENTRIES: list[Entry] = [
+    Record(TP, 0, 1, 1_000, b"ada", b'{"order": 1, "total": 1.5}', (("a", b"b"), ("c", None))),
+    Record(TP, 1, 1, 1_000, b"ada", None),
+    Record(TP, 2, 1, -1, None, b'{"order": "\xc3\xa9"}', (("raw", b"\xff"),)),
+    Gap(TP, 3, 9, 1, Reason.RETENTION),
+    Ready(TP, 9, 9, 1, approximate=True),
+    Fault(TP, 9, 9, 1, "not-authorized"),
+]
+BEGIN = {
+    "topics": ["orders"],
+    "partitions": {"orders": 12},
+    "pending": [{"topic": "orders", "partition": 1}],
+    "resume": "exact",
+    "view": "changed",
+}
+WIRES: dict[str, list[Wire]] = {
+    "sse": [Sse()],
+    "ndjson": [Ndjson(), Ndjson(positions=True)],
+    "websocket.send": [WebSocket(), WebSocket("a", changed=True)],
+}
+
+
+def sent(wire: Wire, format: Format) -> list[tuple[str, Any]]:
+    """All that a client hears, by the names that tell it apart."""
+    encoder = wire.encoder(format)
+    heads = [(entry, encoder.head(entry)) for entry in ENTRIES]
+    events = [
+        Event(TP, head, b"AAAA", type(entry) is Record) for entry, head in heads if head is not None
+    ]
+    events.append(Event(TP, encoder.position(), b"AAAB"))
+    data = wire.begin(BEGIN, b"AAA", refused=True) + encoder.render(events, b"AAAAA")
+    data += wire.end("until", b"AAA")
+    if isinstance(wire, Sse):
+        return [(each.type, each.data) for each in parse(data)]
+    if isinstance(wire, WebSocket):
+        told = [json.loads(each) for each in frames(data)]
+        return [(each["type"], each) for each in told]
+    lines = [json.loads(line) for line in data.splitlines() if line]
+    return [(next(iter(line)) if "@" in str(line)[:3] else "record", line) for line in lines]
+
+
+@pytest.mark.parametrize("kind", WIRES)
+@pytest.mark.parametrize(
+    ("path", "format"),
+    [
+        ("events-orders", format_for("value")),
+        ("part", format_for("value", fields=["/order"])),
+        ("raw", format_for("value", binary="base64")),
+        ("pay-region", format_for("envelope")),
+        ("live", format_for("cloudevents")),
+    ],
+    ids=["value", "fields", "base64", "envelope", "cloudevents"],
+)
+def test_every_wire_sends_what_is_published_of_it(path: str, format: Format, kind: str):
+    told = document(loads(SHOP), "http://gw")
+    known = messages(told, f"{path}.{kind}")
+    heard = set()
+    for wire in WIRES[kind]:
+        for name, payload in sent(wire, format):
+            text = kind == "sse" and known[name]["contentType"] == "text/plain"
+            holds(told, known[name], json.loads(payload) if kind == "sse" and not text else payload)
+            heard.add(name)
+    assert known.keys() - heard <= {"renewed", "pong", "produced"}
+
+
+def test_what_clients_say_is_published_as_it_is_read():
+    told = document(loads(SHOP), "http://gw")
+    known = messages(told, "multiplex.receive")
+    for text in (
+        '{"type": "subscribe", "id": "a", "path": "/part", "credit": 1, "until": 3}',
+        '{"type": "change", "id": "a", "filter": {"key": "ada"}, "fields": ["/order"]}',
+        '{"type": "produce", "id": "p", "path": "/part", "value": null, "key": "ada"}',
+    ):
+        read(text)
+        holds(told, known[json.loads(text)["type"]], json.loads(text))
+    with pytest.raises(AssertionError):
+        holds(told, known["credit"], {"type": "credit", "id": "a", "n": 0})
+
+
+def test_a_route_that_may_be_written_to_says_how():
+    told = document(loads(SHOP), "http://gw")
+    produce = told["operations"]["topics-names.websocket.produce"]
+    assert produce["action"] == "receive"
+    assert [each["$ref"].rpartition("/")[2] for each in produce["reply"]["messages"]] == [
+        "websocket-produced",
+        "websocket-error",
+    ]
+    assert "events-orders.websocket.produce" not in told["operations"]
 
 
 def test_paths_that_read_alike_have_channels_of_their_own():
@@ -354,7 +466,7 @@ def test_every_path_has_a_card_with_a_field_for_what_it_needs():
     paths = [each["data-path"] for each in page.all("article")]
     assert paths[:3] == ["/events/orders", "/events/orders/{customer}", "/pay/{region}"]
     required = [each["name"] for each in page.all("input") if "required" in each]
-    assert required == ["customer", "region", "card"]
+    assert required == ["customer", "region", "card", "names"]
     labels = {each["for"] for each in page.all("label")}
     fields = [each["id"] for each in page.all("input")]
     assert labels == set(fields) and len(labels) == len(fields)

@@ -45,7 +45,7 @@ def ndjson() -> dict[str, Schema]:
         for form in FORMS
     }
     told["ndjson-record"] = message(
-        "@record", members({"@record": ANY, **at}), "A record, where ?positions is asked for."
+        "@record", members({"@record": ANY}, at), "A record, where ?positions is asked for."
     )
     positioned = {"allOf": [ref("begin"), members({"position": ref("position")})]}
     told["ndjson-begin"] = message("@begin", members({"@begin": positioned}), "With ?positions.")
@@ -88,7 +88,7 @@ def from_server() -> dict[str, Schema]:
     at = {"position": ref("position")}
     told = {
         "begin": _framed("begin", at, {"changed": {"const": True}}, like="begin"),
-        "ready": _framed("ready", like="ready"),
+        "ready": _framed("ready", None, at, like="ready"),
         "gap": _framed("gap", None, at, like="gap"),
         "position": _framed("position", at),
         "error": _framed("error", None, at, like="error"),
