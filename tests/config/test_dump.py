@@ -45,18 +45,28 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         transforms=st.lists(st.fixed_dictionaries({"extract-headers": st.dictionaries(
             WORDS, st.just("${message.value.a}"), min_size=1)})),
     )  # fmt: skip
+    bound = st.integers(-9, 9) | st.just(0.5) | st.just("${params.p}") | st.just("1e99")
+    condition = optional(
+        **{"in": st.lists(TEMPLATE | st.booleans() | bound, min_size=1, max_size=2)},
+        prefix=TEMPLATE, exists=st.just(True), gt=bound, gte=bound, lt=bound, lte=bound,
+    ).filter(bool) | st.just({"exists": False})  # fmt: skip
+    wanted = TEMPLATE | st.integers() | st.booleans() | condition
+    pointers = TEXT.map(lambda t: "/" + t.replace("~", "~0"))
     filters = st.lists(
         st.fixed_dictionaries(
-            {"key": TEMPLATE},
+            {"key": wanted},
             optional={
-                "headers": st.dictionaries(WORDS, TEMPLATE),
-                "value": st.dictionaries(TEXT.map(lambda t: "/" + t.replace("~", "~0")), TEMPLATE),
+                "headers": st.dictionaries(WORDS, wanted, max_size=2),
+                "value": st.dictionaries(pointers, wanted, max_size=2),
             },
         ),
         max_size=2,
     )
     options = optional(
         filters=filters,
+        clientFilters=st.booleans(),
+        fields=st.lists(pointers, min_size=1, max_size=3),
+        clientFields=st.booleans(),
         format=st.sampled_from(["value", "envelope", "cloudevents"]),
         heartbeat=DURATION,
         history=st.sampled_from(["none", "all"]) | DURATION,
@@ -69,7 +79,13 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
             "with": {**source, **more},
         },
         st.integers(0, 10**6),
-        st.sampled_from([{"topic": names[0]}, {"topics": names}]),
+        st.sampled_from(
+            [
+                {"topic": names[0]},
+                {"topics": names},
+                {"topics": ["${params.p}", names[0]], "allow": ["pay-*", "*", "__own"]},
+            ]
+        ),
         options,
     )
     return {

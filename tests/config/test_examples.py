@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import dump, load, loads
+from gateway.config import Template, dump, load, loads
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -26,4 +26,4 @@ def test_the_example_of_orders_says_what_its_comments_say(monkeypatch: pytest.Mo
     by_customer = settings.routes[2]
     assert by_customer.when[0].pattern.match("/events/orders/7") == {"customer": "7"}
     key = by_customer.with_.filters[0].key
-    assert key is not None and key.render(params={"customer": "7"}) == "7"
+    assert isinstance(key, Template) and key.render(params={"customer": "7"}) == "7"

@@ -63,3 +63,22 @@ def test_what_loading_refuses_the_schema_marks_too():
     assert errors({**base, "listen": {"port": "${env.PORT}"}}) == []
     assert errors({**base, "listen": {"port": "80"}}) == ["$.listen.port"]
     assert errors({"kafka": {"servers": "localhost:9092"}}) == ["$.kafka.servers"]
+
+
+def test_conditions_and_choices_are_in_the_schema():
+    def of(**options: Any) -> list[str]:
+        kafka = {"servers": ["a:1"], "topics": [{"name": "orders"}]}
+        route = {"when": [{"path": "/e/{t}"}], "with": {"topic": "${params.t}", **options}}
+        return errors({"kafka": kafka, "routes": [route]})
+
+    at = "$.routes[0].with"
+    assert (
+        of(filters=[{"key": 7, "value": {"/a": {"in": ["a", 1, True], "gte": 1, "lt": "2"}}}]) == []
+    )
+    assert of(filters=[{"headers": {"h": {"exists": "${env.X}", "prefix": "${params.t}"}}}]) == []
+    assert of(filters=[{"key": ["a"]}]) == [f"{at}.filters[0].key"]
+    assert of(filters=[{"key": {"prefx": "a"}}]) == [f"{at}.filters[0].key"]
+    assert of(filters=[{"value": {"/a": {"gt": True}}}]) == [f"{at}.filters[0].value['/a']"]
+    assert of(allow=["pay-*"], clientFilters=True, fields=["/a"], clientFields="${env.X}") == []
+    assert of(allow=["pay-?"]) == [f"{at}.allow[0]"]
+    assert of(fields=["a"]) == [f"{at}.fields[0]"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config import Reconnect, Settings, loads
+from gateway.config import Reconnect, Settings, Template, loads
 from gateway.config.settings import RESERVED
 
 SMALL: dict[str, Any] = {"kafka": {"servers": ["localhost:9092"], "topics": [{"name": "orders"}]}}
@@ -69,7 +69,7 @@ def test_units_and_choices_are_typed():
     assert (options.history, options.heartbeat, options.max_lifetime) == (86400.0, 5.0, 3600.0)
     assert [str(topic) for topic in options.sources] == ["orders"]
     key = options.filters[0].key
-    assert key is not None and key.render(params={"c": "7"}) == "7"
+    assert isinstance(key, Template) and key.render(params={"c": "7"}) == "7"
     assert made.routes[0].when[0].pattern.match("/e/7") == {"c": "7"}
 
 
@@ -125,11 +125,11 @@ def test_a_full_file_is_read_to_its_last_word():
         "identity": {"jwt0": "ann"},
         "attributes": {"jwt0": {"tenant": "t1"}},
     }
-    assert condition.key is not None and condition.key.render(**given) == "7"
-    assert condition.headers["tenant"].render(**given) == "t1"
-    assert {name: text.render(**given) for name, text in condition.value.items()} == {
-        "/owner": "ann", "/region": "eu",
-    }  # fmt: skip
+    assert condition.written(lambda template: template.render(**given)) == {
+        "key": "7",
+        "headers": {"tenant": "t1"},
+        "value": {"/owner": "ann", "/region": "eu"},
+    }
     assert made.kafka.topics[0].value.catalog == "registry0"
     assert made.catalogs["registry0"].url == "http://localhost:8081"
     assert made.telemetry.traces.otlp == "http://localhost:4318"
