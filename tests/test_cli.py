@@ -20,7 +20,7 @@ from gateway import cli
 from gateway.config import loads
 from gateway.errors import ConfigError, GatewayError, KafkaError
 
-COMMANDS = ["run", "demo", "check", "produce", "broker"]
+COMMANDS = ["run", "demo", "check", "produce", "tail", "broker"]
 
 
 def gateway_with(*arguments: str) -> Result:
@@ -105,6 +105,7 @@ def test_as_a_process_help_is_quick_for_it_imports_no_room():
         (["demo", "--prot", "9000"], "--port"),
         (["produce", "t", "--key-seperator", ":"], "--key-separator"),
         (["produec", "t"], "produce"),
+        (["tail", "t", "--form", "earliest"], "--from"),
     ],
 )
 def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
@@ -131,6 +132,15 @@ def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
         ["produce", "t", "--key-separator", ""],
         ["produce", "t", "--headers", "novalue"],
         ["produce", "t", "--partition", "-1"],
+        ["tail"],
+        ["tail", "ftp://host/x"],
+        ["tail", "localhost:8080/events/orders"],
+        ["tail", "ws://localhost:8080/ws"],
+        ["tail", "t", "--count", "0"],
+        ["tail", "t", "--format", "xml"],
+        ["tail", "t", "--header", "novalue"],
+        ["tail", "t", "--header", "a: b\nc: d"],
+        ["tail", "http://localhost/x", "--config", __file__],
         ["broker", "--nodes", "2"],
         ["broker", "--port", "0"],
     ],
@@ -256,6 +266,23 @@ def test_a_broker_is_run_as_asked_or_only_fetched(room, tmp_path):
     assert run_broker == [((3, 9092, tmp_path), {})]
     assert gateway_with("broker", "--prefetch").exit_code == 0
     assert (len(run_broker), len(prefetch)) == (1, 1)
+
+
+def test_tail_hands_on_what_it_was_told(monkeypatch):
+    calls = Calls()
+    monkeypatch.setattr("gateway.cli.tail.run.tail", calls)
+    monkeypatch.setenv("GATEWAY_TOKEN", "secret")
+    url = "https://host/events/orders?from=live"
+    told = ["--from", "-5m", "--until", "9", "-n", "3", "--filter", "key=a", "--fields", "/id"]
+    result = gateway_with("tail", url, *told, "-H", "X-A: b: c", "--format", "value", "-q")
+    assert result.exit_code == 0, result.output
+    ((target, options), _) = calls[0]
+    assert (target.scheme, target.place, target.path) == ("https", "host", "/events/orders")
+    query = target.query
+    assert (query.origin, query.until, query.count) == ("-5m", None, 3)
+    assert query.rest == (("filter", "key=a"), ("fields", "/id"))
+    assert options.headers == {"X-A": "b: c", "Authorization": "Bearer secret"}
+    assert (options.style, options.quiet, options.strict) == ("value", True, False)
 
 
 def test_produce_sends_stdin_and_says_what_a_receiver_compares(embedded):

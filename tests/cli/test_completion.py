@@ -1,0 +1,96 @@
+"""What a shell completes: by its real protocol, and in a real bash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(sys.executable).parent  # where `gateway` is
+SHELLS = ("bash", "zsh", "fish")
+
+
+def gateway(*, home: Path | str = "/nonexistent", **environment: str) -> str:
+    env = {"PATH": f"{SCRIPTS}:/usr/bin:/bin", "HOME": str(home), **environment}
+    done = subprocess.run([SCRIPTS / "gateway"], env=env, capture_output=True, timeout=60)
+    assert done.stderr == b""
+    return done.stdout.decode()
+
+
+def completed(shell: str, line: str) -> list[str]:
+    """What the shell is told for a line whose last word is to be completed."""
+    words = line.split(" ")
+    if shell == "bash":
+        told = {"COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    else:
+        told = {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    return gateway(_GATEWAY_COMPLETE=f"complete_{shell}", **told).splitlines()
+
+
+def bash(script: str, home: Path) -> str:
+    env = {"PATH": f"{SCRIPTS}:/usr/bin:/bin", "HOME": str(home)}
+    done = subprocess.run(
+        ["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("gateway ta", ["tail"]),
+        ("gateway tail --fil", ["--filter"]),
+        ("gateway tail orders --from ", ["live", "earliest", "-5m"]),
+        ("gateway tail orders --format ", ["pretty", "json", "value"]),
+        ("gateway check --sch", ["--schema"]),
+    ],
+)
+def test_commands_options_and_values_are_completed(shell: str, line: str, words: list[str]):
+    told = "\n".join(completed(shell, line))
+    assert all(word in told for word in words), told
+    assert "produce" not in told
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_has_a_script_that_asks_the_command(shell: str):
+    script = gateway(_GATEWAY_COMPLETE=f"source_{shell}")
+    assert f"_GATEWAY_COMPLETE=complete_{shell}" in script
+
+
+def test_a_real_bash_completes(tmp_path: Path):
+    source = "source <(_GATEWAY_COMPLETE=source_bash gateway)\n"
+    typed = "COMP_WORDS=(gateway tail --fi)\nCOMP_CWORD=2\n_gateway_completion gateway\n"
+    told = bash(f'{source}{typed}echo "${{COMPREPLY[@]}}"', tmp_path)
+    assert told == "--filter --fields\n"
+
+
+def test_it_is_installed_for_the_shell_that_asks_and_found_by_the_next(tmp_path: Path):
+    assert "bash completion installed" in bash("gateway --install-completion; true", tmp_path)
+    assert "_gateway_completion" in bash("gateway --show-completion; true", tmp_path)
+    assert ".bash_completions/gateway.sh" in (tmp_path / ".bashrc").read_text()
+    found = bash(f"source {tmp_path}/.bashrc; complete -p gateway", tmp_path)
+    assert "_gateway_completion" in found
+
+
+def test_completion_imports_no_room():
+    """It runs at every press of the key."""
+    code = (
+        "import sys\n"
+        "from gateway.cli import main\n"
+        "try: main()\n"
+        "finally:\n"
+        "    rooms = ('aiokafka', 'starlette', 'httpx', 'orjson')\n"
+        "    print([m for m in rooms if m in sys.modules])"
+    )
+    env = {**os.environ, "_GATEWAY_COMPLETE": "complete_bash"}
+    env |= {"COMP_WORDS": "gateway tail orders --from ", "COMP_CWORD": "4"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[0] == "live"
+    assert done.stdout.splitlines()[-1] == "[]"
