@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -23,6 +24,14 @@ from .access import Access, anyone, bearer
 from .views import Views
 
 
+NOT_STARTED = (
+    "the gateway is mounted, but not started; run its lifespan within that of the application: "
+    "FastAPI(lifespan=gateway.lifespan), or `async with gateway.lifespan():` in your own"
+)
+
+log = logging.getLogger(__name__)
+
+
 class Match(NamedTuple):
     """A route, and what its path pattern's parameters are in this path."""
 
@@ -38,15 +47,27 @@ class Routes:
         self.settings = settings
         self._access = access
         self._views = Views(hub, settings)
+        self._told = False
         self._routes = [(when.pattern, route) for route in settings.routes for when in route.when]
 
     def match(self, path: str) -> Match:
-        """The route of a path, percent-encoded as it came. Raises HTTPException 404."""
+        """The route of a path, percent-encoded as it came.
+
+        Raises HTTPException 404, and RequestError 503 where nobody started the gateway.
+        """
         for pattern, route in self._routes:
             params = pattern.match(path)
             if params is not None:
+                self._must_run()
                 return Match(route, params)
         raise HTTPException(404)
+
+    def _must_run(self) -> None:
+        if not self.hub.started:
+            if not self._told:
+                log.error(NOT_STARTED)
+                self._told = True
+            raise RequestError(503, "The gateway is not started", NOT_STARTED)
 
     async def check(
         self, match: Match, connection: HTTPConnection, token: str | None = None
