@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..hub.hub import Hub
+from .routes import NOT_STARTED
 
 _HEADERS = {"Cache-Control": "no-store"}
 
@@ -20,10 +21,13 @@ async def ready(request: Request) -> Response:
     """200 when the brokers were reached and the bootstrap topics are warm; 503 says why not."""
     hub: Hub = request.app.state.hub
     reasons: list[str] = []
-    if not hub.cluster.reachable:
+    if not hub.started:
+        reasons.append(NOT_STARTED)
+    elif not hub.cluster.reachable:
         error = hub.cluster.error
         reasons.append(f"no broker was reached: {error or 'still connecting'}")
-    reasons += [f"bootstrap topic {name} is not warm yet" for name in hub.topics.cold()]
+    if hub.started:
+        reasons += [f"bootstrap topic {name} is not warm yet" for name in hub.topics.cold()]
     if hub.draining:
         reasons.append("draining")
     body: dict[str, Any] = {"status": "not ready" if reasons else "ready", "reasons": reasons}
