@@ -50,7 +50,9 @@ class Application(Starlette):
         super().__init__(**options, lifespan=self.lifespan)
         self.gateway = gateway
         self.state.hub = gateway.hub
-        self._startup = (*startup, partial(drain_with_the_server, gateway.hub))
+        self._startup: Sequence[Startup] = (
+            *startup, partial(drain_with_the_server, gateway.hub)
+        )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
