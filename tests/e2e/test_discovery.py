@@ -7,7 +7,7 @@ import json
 import shlex
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -22,6 +22,7 @@ from websockets.typing import Subprotocol
 
 from gateway.kafka.embedded import EmbeddedKafka
 
+NDJSON = "application/x-ndjson"
 PROTOCOL = Subprotocol("gateway.v1")
 
 WITHIN = 60.0  # s
@@ -83,6 +84,17 @@ def check(told: Any, operation: str, events: list[Event]) -> set[str]:
     return names_of(events)
 
 
+def check_lines(told: Any, operation: str, text: str) -> set[str]:
+    known, names = messages(told, operation), set[str]()
+    for line in filter(None, text.split("\n")):
+        payload = json.loads(line)
+        first = next(iter(payload))
+        name = first if first.startswith("@") else "record"
+        names.add(name)
+        holds(told, known[name], payload)
+    return names
+
+
 def names_of(events: list[Event]) -> set[str]:
     return {event.type for event in events}
 
@@ -117,6 +129,9 @@ async def test_what_is_sent_is_what_the_description_says():
         for path in ("envelope", "cloudevents", "json"):
             found = parse((await http.get(f"/{path}", params=whole)).content)
             assert {"begin", "message", "end"} <= check(told, f"{path}.sse", found)
+            lines = await http.get(f"/{path}", params=whole, headers={"Accept": NDJSON})
+            named = check_lines(told, f"{path}.ndjson", lines.text)
+            assert {"record", "@end"} <= named
         async with http.stream("GET", "/events/orders/nobody") as answer:
             idle = asyncio.create_task(heard(answer, lambda got: "position" in names_of(got)))
             await produce(kafka.bootstrap, "orders", RECORDS)
@@ -162,18 +177,19 @@ async def told_by(socket: ClientConnection, wanted: set[str]) -> list[Any]:
 # The lines
 
 
-async def begins(line: str) -> bool:
-    """What a line of a shell says is a stream."""
+async def says(line: str, wanted: bytes) -> bool:
+    """Whether a line of a shell says that; it is ended then."""
     words = ("timeout", "40", *shlex.split(line), "--noproxy", "*", "-sS")
     process = await asyncio.create_subprocess_exec(*words, stdout=PIPE, stderr=DEVNULL)
     assert process.stdout is not None
     try:
         async for said in process.stdout:
-            if said == b"event: begin\n":
+            if wanted in said:
                 return True
         return False
     finally:
-        process.terminate()
+        with suppress(ProcessLookupError):
+            process.terminate()
         await process.wait()
 
 
@@ -186,10 +202,12 @@ async def test_curl_is_told_the_lines_and_they_work_as_printed():
         )
         told = json.loads((await process.communicate())[0])
         examples = [each for stream in told["streams"] for each in stream["examples"]]
-        lines = [each["line"] for each in examples if each["transport"] == "sse"]
-        assert len(lines) == 5
-        for line in lines:
-            assert await begins(line.replace("{customer}", "ada")), line
+        for kind, wanted in (("sse", b"event: begin"), ("ndjson", b'{"@end":{"reason":"until"')):
+            lines = [each["line"] for each in examples if each["transport"] == kind]
+            assert len(lines) == 5
+            for line in lines:
+                assert await says(line.replace("{customer}", "ada"), wanted), line
+        lines = [each["line"] for each in examples]
         assert shlex.split(lines[0]) == ["curl", "-N", f"{gateway.base_url}/events/orders"]
 
 

@@ -92,6 +92,8 @@ def names(stream: dict[str, Any]) -> list[str]:
         (BROWSER, True),
         ("text/html", True),
         ("Text/HTML;Q=0.5, application/json;q=0.1", True),
+        ("text/*", True),
+        ("text/html, application/json", False),
         ("text/html;q=0.2, application/json", False),
         ("text/html;q=0", False),
         ("text/html;q=high", False),

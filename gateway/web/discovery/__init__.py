@@ -20,6 +20,7 @@ from starlette.routing import BaseRoute, Route
 
 from ...config import Settings
 from ...errors import RequestError
+from ..accept import preference
 from ..document import Document
 from .asyncapi import document
 from .description import description
@@ -56,19 +57,9 @@ def routes(settings: Settings, *, home: Endpoint | None = None) -> list[BaseRout
 
 
 def wants_page(accept: str) -> bool:
-    """Does an Accept header (RFC 9110 12.5.1) ask for a page? `*/*`, as curl has it, does not."""
-    weights = dict(map(_weighed, accept.lower().split(",")))
-    page = max(weights.get("text/html", 0.0), weights.get("application/xhtml+xml", 0.0))
-    return page > 0 and page >= weights.get("application/json", 0.0)
-
-
-def _weighed(part: str) -> tuple[str, float]:
-    media, *parameters = (each.strip() for each in part.split(";"))
-    weight = next((each[2:] for each in parameters if each.startswith("q=")), "1")
-    try:
-        return media, float(weight)
-    except ValueError:
-        return media, 0.0
+    """Is a page preferred to JSON? Whoever takes anything, as curl does, has no preference."""
+    pages = (preference(accept, media) for media in ("text/html", "application/xhtml+xml"))
+    return max(pages) > preference(accept, "application/json")
 
 
 def base_of(request: Request) -> str:
@@ -100,7 +91,7 @@ def _pretty(told: Any, indent: str) -> str:
 
 def _negotiated(page: Endpoint, programs: Endpoint) -> Endpoint:
     async def either(request: Request) -> Response:
-        endpoint = page if wants_page(request.headers.get("accept", "")) else programs
+        endpoint = page if wants_page(",".join(request.headers.getlist("accept"))) else programs
         response = await endpoint(request)
         response.headers.add_vary_header("Accept")
         return response
