@@ -23,7 +23,6 @@ from . import query
 from .access import Access, anyone, bearer
 from .views import Views
 
-
 NOT_STARTED = (
     "the gateway is mounted, but not started; run its lifespan within that of the application: "
     "FastAPI(lifespan=gateway.lifespan), or `async with gateway.lifespan():` in your own"
