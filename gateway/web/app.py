@@ -30,7 +30,7 @@ from starlette.routing import BaseRoute, Route
 from ..api.gateway import Gateway
 from ..config import AccessControl, Settings
 from ..errors import ConfigError
-from . import discovery, health
+from . import assets, discovery, health
 from .access import Access, anyone
 from .ending import drain_with_the_server
 from .problems import HANDLERS
@@ -92,6 +92,7 @@ def create_app(
     routes: list[BaseRoute] = [
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
+        *assets.routes(),
         *discovery.routes(settings, home=files.pop("/", None)),
         *(Route(path, file) for path, file in files.items()),
     ]

@@ -156,6 +156,8 @@ async def test_streams_have_what_a_client_needs(shop: httpx.AsyncClient):
     assert (part["filters"], part["fields"], part["produce"]) == (True, True, False)
     assert (topics["allow"], topics["produce"]) == (["orders", "pay-*"], True)
     assert "hint" not in told
+    for name in ("asyncapi", "live", "module", "types"):
+        assert (await shop.get(told["links"][name])).status_code == 200, name
 
 
 def test_parameters_are_those_that_the_route_takes():
