@@ -1,3 +1,105 @@
-"""Kafka to the browser: a streaming gateway over Apache Kafka."""
+"""Kafka to the browser: a streaming gateway over Apache Kafka.
+
+In a program of your own:
+
+    async with Gateway(servers="localhost:9092") as gateway:
+        async for record in gateway.subscribe("orders"):
+            ...
+
+or mounted in one that serves HTTP: `create_app`. Names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own would cost more than all the rest: 5 ms instead of 0.5
+if TYPE_CHECKING:
+    from .api.events import Begin, End, Event, Fault, Gap, Position, Ready, Record
+    from .api.gateway import Gateway
+    from .api.stream import Stream
+    from .config import Settings, load, loads
+    from .errors import (
+        AccessDenied,
+        AuthenticationFailed,
+        BrokerUnavailable,
+        ConfigError,
+        GatewayError,
+        KafkaError,
+        KeyReused,
+        LocalBrokerError,
+        PartitionFailed,
+        RequestError,
+        StreamEnded,
+        TokenCorrupt,
+        TokenError,
+        TokenForeign,
+        UnknownTopic,
+    )
+    from .kafka.embedded import EmbeddedKafka
+    from .web.access import Access
+    from .web.app import Application, create_app
 
 __version__ = "0.1.0"
+
+_ROOMS = {
+    "api.events": "Begin End Event Fault Gap Position Ready Record",
+    "api.gateway": "Gateway",
+    "api.stream": "Stream",
+    "config": "Settings load loads",
+    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable ConfigError GatewayError "
+    "KafkaError KeyReused LocalBrokerError PartitionFailed RequestError StreamEnded "
+    "TokenCorrupt TokenError TokenForeign UnknownTopic",
+    "kafka.embedded": "EmbeddedKafka",
+    "web.access": "Access",
+    "web.app": "Application create_app",
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
+
+__all__ = [
+    "Access",
+    "AccessDenied",
+    "Application",
+    "AuthenticationFailed",
+    "Begin",
+    "BrokerUnavailable",
+    "ConfigError",
+    "EmbeddedKafka",
+    "End",
+    "Event",
+    "Fault",
+    "Gap",
+    "Gateway",
+    "GatewayError",
+    "KafkaError",
+    "KeyReused",
+    "LocalBrokerError",
+    "PartitionFailed",
+    "Position",
+    "Ready",
+    "Record",
+    "RequestError",
+    "Settings",
+    "Stream",
+    "StreamEnded",
+    "TokenCorrupt",
+    "TokenError",
+    "TokenForeign",
+    "UnknownTopic",
+    "__version__",
+    "create_app",
+    "load",
+    "loads",
+]
+
+
+def __getattr__(name: str) -> object:
+    from importlib import import_module
+
+    room = _ROOM_OF.get(name)
+    if room is None:
+        raise AttributeError(f"module 'gateway' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{room}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_ROOM_OF]

@@ -14,6 +14,8 @@ import orjson
 
 from ..core.token import seal
 
+__all__ = ["Begin", "End", "Event", "Fault", "Gap", "Position", "Ready", "Record"]
+
 Headers: TypeAlias = tuple[tuple[str, bytes | None], ...]
 """Names and contents, in the order of the record; a name may come more than once."""
 

@@ -18,6 +18,8 @@ from .asked import From, Until, start_of, view_of
 from .events import Gap
 from .stream import Stream
 
+__all__ = ["Gateway"]
+
 
 class Gateway:
     """One connection to Kafka for any number of streams; each partition is read once for all.

@@ -29,6 +29,8 @@ from ..hub.view import View
 from .events import End, Event, Fault, Gap, Mark, Record
 from .wire import ObjectEncoder, Objects
 
+__all__ = ["Stream"]
+
 log = logging.getLogger(__name__)
 
 QUIET = 3600.0  # seconds between heartbeats, which nobody here needs
