@@ -3,12 +3,15 @@
 async with browser() as it:
     await it.open("http://127.0.0.1:8080/")
     await it.until("return document.querySelectorAll('tbody tr').length > 3")
+
+Firefox has no driver here: `firefox` shows pages, which tell a server of the test what they see.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import re
 import shutil
@@ -17,6 +20,7 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -61,6 +65,24 @@ class Browser:
         """Returns when the page is loaded."""
         await self._post("url", url=url)
 
+    async def new_tab(self, url: str) -> str:
+        """One more, which is looked at from now on; its handle for `look_at`."""
+        tab = str((await self._post("window/new", type="tab"))["handle"])
+        await self.look_at(tab)
+        await self.open(url)
+        return tab
+
+    async def look_at(self, tab: str) -> None:
+        await self._post("window", handle=tab)
+
+    async def tabs(self) -> list[str]:
+        """The handles of all."""
+        return [str(tab) for tab in await _told(self._http.get("window/handles"))]
+
+    async def close_tab(self) -> None:
+        """The one that is looked at; look at another one then."""
+        await _told(self._http.delete("window"))
+
     async def run(self, script: str, *arguments: Any) -> Any:
         """What the body of a function returns, as JSON; `arguments` are its arguments."""
         return await self._post("execute/sync", script=script, args=list(arguments))
@@ -104,6 +126,53 @@ class Browser:
 
     async def _post(self, verb: str, **body: Any) -> Any:
         return await _told(self._http.post(verb, json=body))
+
+
+@asynccontextmanager
+async def firefox(*urls: str) -> AsyncIterator[Process]:
+    """A Firefox without a head and with an empty profile, showing each of these in a tab; ended
+    with the block."""
+    need("firefox")
+    binary = next(found for name in ("firefox-esr", "firefox") if (found := shutil.which(name)))
+    with tempfile.TemporaryDirectory(prefix="firefox-", ignore_cleanup_errors=True) as profile:
+        _make_quiet(profile)
+        process = await asyncio.create_subprocess_exec(
+            *(binary, "--headless", "--no-remote", "--profile", profile, *urls),
+            stdin=DEVNULL,
+            stdout=DEVNULL,
+            stderr=DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "HOME": profile},
+        )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+def _make_quiet(profile: str) -> None:
+    lines = (f"user_pref({json.dumps(name)}, {json.dumps(at)});\n" for name, at in _QUIET)
+    Path(profile, "user.js").write_text("".join(lines))
+
+
+# It shows no page of its own, asks nobody in the net for anything, and has all tabs loaded.
+_QUIET: tuple[tuple[str, Any], ...] = (
+    ("app.normandy.enabled", False),
+    ("app.update.enabled", False),
+    ("browser.aboutwelcome.enabled", False),
+    ("browser.safebrowsing.downloads.remote.enabled", False),
+    ("browser.shell.checkDefaultBrowser", False),
+    ("browser.startup.homepage_override.mstone", "ignore"),
+    ("browser.startup.page", 0),
+    ("datareporting.policy.dataSubmissionEnabled", False),
+    ("network.captive-portal-service.enabled", False),
+    ("network.connectivity-service.enabled", False),
+    ("network.proxy.type", 0),
+    ("services.settings.server", "data:,"),
+    ("toolkit.telemetry.reportingpolicy.firstRun", False),
+)
 
 
 async def _told(asking: Any) -> Any:

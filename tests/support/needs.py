@@ -61,6 +61,7 @@ PIECES = {
     "chromium": Piece(_chromium, _apt("chromium chromium-driver")),
     "curl": Piece(_command("curl"), _apt("curl")),
     "docker": Piece(_docker, _apt("docker.io") + " && systemctl start docker"),
+    "firefox": Piece(_command("firefox-esr", "firefox"), _apt("firefox-esr")),
     "java17": Piece(_java17, _apt("openjdk-17-jre-headless")),
     "nginx": Piece(_command("nginx", "/usr/sbin/nginx"), _apt("nginx-light")),
     "node": Piece(_command("node"), _apt("nodejs")),

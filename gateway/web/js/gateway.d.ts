@@ -1,6 +1,6 @@
 /** Streams of the gateway: records of Kafka in a page or in Node, none lost and none twice. */
 
-/** "reconnecting" is by itself; "closed" is final, until `connect`. */
+/** "connecting" until it has begun; "reconnecting" by itself; "closed" until `connect`. */
 export type State = "connecting" | "live" | "reconnecting" | "closed";
 
 /** The value, for routes of format `value`; else the object of their format. */

@@ -383,6 +383,7 @@ export class Stream extends EventTarget {
 
   #turn(state, reason) {
     if (this.#state === state) return;
+    if (state === "reconnecting" && this.#state === "connecting") return; // it never was
     this.#state = state;
     this.#emit("state", state, { reason });
   }

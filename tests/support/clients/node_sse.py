@@ -20,13 +20,13 @@ SOURCE = Path(__file__).parent / "node"
 
 
 def installed() -> Path:
-    """A directory with client.mjs and its packages, made once for each lock and script.
+    """A directory with the scripts and their packages, made once for each lock and scripts.
 
     It lies in the user's cache, outside the clone; npm verifies the lock's checksums. Skips the
     test (or fails it in CI) without Node and npm, or without their registry.
     """
     need("node", "npm")
-    files = ("package.json", "package-lock.json", "client.mjs")
+    files = ("package.json", "package-lock.json", "client.mjs", "module.mjs")
     mark = hashlib.sha256(b"".join((SOURCE / name).read_bytes() for name in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gateway"
     place = cache / f"sse-clients-{mark[:16]}"

@@ -32,6 +32,7 @@ class RawClient(SseClient):
 
     name: ClassVar[str] = "raw"
     reconnects: ClassVar[bool] = True
+    kind: ClassVar[str] = "text/event-stream"
 
     def __init__(
         self,
@@ -138,16 +139,24 @@ class RawClient(SseClient):
 
     def _request(self) -> bytes:
         target = self._parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
-        headers = {"Host": self._parts.netloc, "Accept": "text/event-stream"} | self.headers
+        headers = {"Host": self._parts.netloc, "Accept": self.kind} | self.headers
         headers |= {"Cache-Control": "no-store"}
         if self._id:
             headers["Last-Event-ID"] = self._id
         lines = [f"GET {target} HTTP/1.1", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
         return "\r\n".join(lines).encode()
 
+    def parser(self) -> Parser:
+        """What takes the body of a connection apart."""
+        return Parser(self._id)
+
+    def gives_up(self, response: Response) -> bool:
+        """Whether an answer that is no stream ends it for good."""
+        return True
+
     async def _read(self, sock: socket.socket) -> None:
         body = _Body()
-        parser = Parser(self._id)
+        parser = self.parser()
         while piece := await self._receive(sock):
             data = body.feed(piece)
             if body.response is not None and not self._accepted(body):
@@ -177,15 +186,17 @@ class RawClient(SseClient):
         return piece
 
     def _accepted(self, body: _Body) -> bool:
-        """Whether a browser would read on; noted once per answer."""
-        assert body.response is not None
+        """Whether it is a stream, and a browser would read on; noted once per answer."""
+        response = body.response
+        assert response is not None
+        kind = response.headers.get("content-type", "")
+        stream = response.status == 200 and kind.startswith(self.kind)
         if not body.noted:
             body.noted = True
-            self.responses.append(body.response)
-            kind = body.response.headers.get("content-type", "")
-            self.closed = body.response.status != 200 or not kind.startswith("text/event-stream")
-            self.opened += not self.closed
-        return not self.closed
+            self.responses.append(response)
+            self.closed = not stream and self.gives_up(response)
+            self.opened += stream
+        return stream
 
 
 class _Body:

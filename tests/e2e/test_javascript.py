@@ -1,0 +1,358 @@
+"""The gateway's JavaScript module in Node, Chromium and Firefox: exact over cuts, one connection
+for all tabs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from support.browser import Browser, browser, firefox
+from support.clients.client import Event
+from support.clients.module import ModuleClient
+from support.clients.pages import Pages, site
+from support.gateways import Gateway, config_for, route, running_gateway
+from support.heard import heard
+from support.oracle import Oracle, read_records
+from support.tcp_proxy import TcpProxy
+from support.until import until
+
+from gateway.core.record import TopicPartition
+from gateway.kafka.embedded import EmbeddedKafka
+
+WITHIN = 60.0  # s; browsers and whatever else runs share two cores
+TOPIC = "orders"
+PARTITIONS = 3
+START = {TopicPartition(TOPIC, number): 0 for number in range(PARTITIONS)}
+OPEN = {"access-control": {"policy": "cross-origin"}}
+TRANSPORTS = pytest.mark.parametrize("transport", ["websocket", "eventsource"])
+in_node = pytest.mark.needs("node", "npm")
+
+
+@pytest.fixture
+async def oracle(embedded: EmbeddedKafka) -> AsyncIterator[Oracle]:
+    embedded.create_topic(TOPIC, PARTITIONS)
+    async with Oracle(",".join(embedded.bootstrap)) as oracle:
+        yield oracle
+
+
+@pytest.fixture
+async def gateway(embedded: EmbeddedKafka, oracle: Oracle) -> AsyncIterator[Gateway]:
+    routes = [
+        route(TOPIC, "value", produce=True),
+        route(TOPIC, "envelope", clientFilters=True),
+    ]
+    async with running_gateway(config_for(embedded.bootstrap, [TOPIC], routes, listen=OPEN)) as it:
+        yield it
+
+
+@asynccontextmanager
+async def way_to(gateway: Gateway) -> AsyncIterator[TcpProxy]:
+    async with TcpProxy("127.0.0.1", gateway.port) as proxy:
+        yield proxy
+
+
+def complete(oracle: Oracle, form: str = "envelope") -> Any:
+    """Has a client all that was acknowledged?"""
+    return lambda events: not oracle.missing(heard(events, form))
+
+
+def named(events: Sequence[Event], name: str) -> list[Any]:
+    return [json.loads(event["data"]) for event in events if event["event"] == name]
+
+
+# In Node
+
+
+@in_node
+@TRANSPORTS
+async def test_a_stream_is_exact_over_cuts_at_any_byte(
+    transport: str, gateway: Gateway, oracle: Oracle
+):
+    await oracle.produce(TOPIC, 20)
+    url = f"{gateway.base_url}/records/{TOPIC}"
+    async with ModuleClient(url, {"transport": transport, "from": "earliest"}) as client:
+        await client.wait(complete(oracle), WITHIN)
+        for times, count in enumerate((1, 700, 5000), 2):
+            client.cut_after(count)
+            await oracle.produce(TOPIC, 60)
+            await client.live(times)
+        await client.wait(complete(oracle), WITHIN)
+        oracle.check_events(client.events, start=START)
+        assert not client.errors
+        middle = client.events[len(client.events) // 2]["id"]
+        async with ModuleClient(url, {"transport": transport, "position": middle}) as later:
+            await later.wait(1, WITHIN)
+            assert named(later.events, "begin")
+            last = client.events[-1]
+            await later.wait(lambda events: last["data"] in [e["data"] for e in events], WITHIN)
+            both = [*client.events[: len(client.events) // 2 + 1], *later.events]
+            seen = {event["data"] for event in both if event["event"] == "message"}
+            assert seen == {e["data"] for e in client.events if e["event"] == "message"}
+
+
+@in_node
+async def test_a_gateway_that_ends_and_one_that_is_killed_cost_no_record(
+    gateway: Gateway, oracle: Oracle
+):
+    url = f"{gateway.base_url}/records/{TOPIC}"
+    async with ModuleClient(url, {"transport": "websocket"}) as client:
+        for times, end in enumerate((gateway.stop, gateway.kill), 1):
+            await client.live(times)
+            await oracle.produce(TOPIC, 20)
+            await client.wait(complete(oracle), WITHIN)
+            await end()
+            await oracle.produce(TOPIC, 20)
+            await gateway.start()
+        await client.wait(complete(oracle), WITHIN)
+        oracle.check_events(client.events, start=START)
+        assert ("reconnecting", "drain") in client.states
+
+
+@in_node
+@TRANSPORTS
+async def test_a_change_of_filter_loses_nothing_that_matches_both(
+    transport: str, gateway: Gateway, oracle: Oracle
+):
+    """From `begin` with `changed` on, only the new view counts."""
+    url = f"{gateway.base_url}/records/{TOPIC}"
+    async with ModuleClient(url, {"transport": transport}) as client:
+        await client.live()
+        await oracle.produce(TOPIC, 20)
+        client.call("change", {"filter": {"value": {"/n": {"gte": 30}}}})
+        await oracle.produce(TOPIC, 40)
+        await client.wait(complete(oracle_of(oracle, 30)), WITHIN)
+        await client.wait(lambda events: len(named(events, "begin")) > 1, WITHIN)
+        await oracle.produce(TOPIC, 5)
+        await client.wait(complete(oracle_of(oracle, 30)), WITHIN)
+        begins = [n for n, event in enumerate(client.events) if event["event"] == "begin"]
+        assert "changed" not in json.loads(client.events[begins[0]]["data"])
+        assert json.loads(client.events[begins[-1]]["data"])["changed"] is True
+        late = named(client.events[begins[-1] :], "message")
+        assert all(json.loads(record["value"])["n"] >= 30 for record in late)
+        matching = oracle_of(oracle, 30)
+        both = [e for e in client.events if e["event"] != "message" or number(e) >= 30]
+        matching.check_events(both)
+
+
+def number(event: Event) -> int:
+    return int(json.loads(json.loads(event["data"])["value"])["n"])
+
+
+def oracle_of(oracle: Oracle, least: int) -> Oracle:
+    """What of it has a serial number of at least so much."""
+    part = Oracle()
+    every = oracle.acknowledged()
+    part.adopt(each for each in every if json.loads(each.value or b"")["n"] >= least)
+    return part
+
+
+@in_node
+async def test_a_write_that_was_cut_off_before_its_answer_is_repeated_and_written_once(
+    gateway: Gateway, embedded: EmbeddedKafka
+):
+    servers = ",".join(embedded.bootstrap)
+    async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}") as client:
+        await client.live()
+        client.network.stall()
+        record = {"key": "ada", "value": {"order": 1}}
+        client.call("produce", record)
+        async with asyncio.timeout(WITHIN):
+            while not await read_records(servers, TOPIC, isolation="read_uncommitted"):
+                assert not client.came
+        assert not client.came
+        client.cut()
+        client.network.unstall()
+        answer = await client.result(record)
+        (written,) = await read_records(servers, TOPIC, isolation="read_uncommitted")
+        assert (written.key, written.value) == (b"ada", b'{"order":1}')
+        place = {"topic": TOPIC, "partition": written.tp.partition, "offset": written.offset}
+        assert answer == {**place, "repeated": True}
+        await client.wait(lambda events: named(events, "message") == [{"order": 1}], WITHIN)
+
+
+@in_node
+@TRANSPORTS
+async def test_a_refused_position_is_told_and_a_refused_path_is_final(
+    transport: str, gateway: Gateway
+):
+    options = {"transport": transport, "position": "of-something-else"}
+    async with ModuleClient(f"{gateway.base_url}/events/{TOPIC}", options) as client:
+        await client.live()
+        (gap,) = named(client.events, "gap")
+        assert gap["reason"] == "position-refused"
+    async with ModuleClient(f"{gateway.base_url}/nothing", {"transport": transport}) as client:
+        await until(lambda: client.closed, client.state, WITHIN)
+        assert client.states == [("connecting", None), ("closed", "unknown-path")]
+        assert len(client.errors) == 1
+
+
+# In browsers
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.parametrize("share", ["worker", "channel"])
+async def test_six_tabs_share_one_connection_and_closing_the_leading_one_loses_nothing(
+    share: str, gateway: Gateway, oracle: Oracle
+):
+    """Five of one stream, each from where it likes, one of another; a cut; the first tab closed
+    while records come. No tab is left: no connection is."""
+    async with (
+        way_to(gateway) as proxy,
+        site(f"http://{proxy.address}") as pages,
+        browser() as tabs,
+    ):
+        await oracle.produce(TOPIC, 20)
+        window = (await tabs.tabs())[0]
+        first = await open_all(tabs, pages, oracle, share)
+        assert (len(proxy.connects), proxy.open_connections) == (1, 1)
+        await is_sent_once(pages, proxy, oracle)
+        proxy.cut()
+        await oracle.produce(TOPIC, 20)
+        await are_complete(pages, oracle, EARLY, FORMS)
+        assert (len(proxy.connects), proxy.open_connections) == (2, 1)
+        writing = asyncio.create_task(write_slowly(oracle))
+        await tabs.look_at(first)
+        await tabs.close_tab()
+        await writing
+        left = {tab: start for tab, start in EARLY.items() if tab != "t1"}
+        await are_complete(pages, oracle, left, FORMS)
+        assert proxy.open_connections == 1
+        for tab in await tabs.tabs():
+            if tab != window:
+                await tabs.look_at(tab)
+                await tabs.close_tab()
+        await until(lambda: proxy.open_connections == 0, "the end of the connection", WITHIN)
+
+
+EARLY = {"t1": True, "t2": True, "t3": False, "t4": False, "t5": True, "t6": True}
+FORMS = {"t5": "value"}
+
+
+async def open_all(tabs: Browser, pages: Pages, oracle: Oracle, share: str) -> str:
+    """The handle of the first."""
+    first = ""
+    for tab, early in EARLY.items():
+        path = f"/events/{TOPIC}" if tab in FORMS else f"/records/{TOPIC}"
+        opened = pages.url(tab, path, share=share, **({"from": "earliest"} if early else {}))
+        writing = asyncio.create_task(oracle.produce(TOPIC, 10) if early else asyncio.sleep(0))
+        handle = await tabs.new_tab(opened)
+        first = first or handle
+        await pages.live(tab)
+        await writing
+    await are_complete(pages, oracle, EARLY, FORMS)
+    return first
+
+
+async def is_sent_once(pages: Pages, proxy: TcpProxy, oracle: Oracle) -> None:
+    """Equal streams are one subscription: of six, two are sent."""
+    before, size = proxy.to_client, 0
+    for _ in range(40):
+        noise = base64.b64encode(os.urandom(1500)).decode()
+        size += sum(
+            len(each.value or b"")
+            for each in await oracle.produce(TOPIC, 1, fields={"noise": noise})
+        )
+    await are_complete(pages, oracle, EARLY, FORMS)
+    sent = proxy.to_client - before
+    assert 1.2 * size < sent < 2.6 * size  # compressed or not
+
+
+async def are_complete(
+    pages: Pages, oracle: Oracle, early: dict[str, bool], forms: dict[str, str]
+) -> None:
+    """Each of these tabs has all from its start on, once, in order."""
+    for tab, from_start in early.items():
+        form = forms.get(tab, "envelope")
+        last = {each.value for each in oracle.acknowledged()} if from_start else set(newest(oracle))
+
+        def has_all(events: Sequence[Event], form: str = form, last: Any = last) -> bool:
+            return last <= {getattr(item, "value", None) for item in heard(events, form)}
+
+        await pages.wait(tab, has_all)
+        start = START if from_start else None
+        oracle.check_events(pages[tab].events, format=form, start=start)
+        assert not pages[tab].errors
+
+
+def newest(oracle: Oracle) -> list[bytes | None]:
+    """The last record of each partition."""
+    return [oracle.acknowledged(tp)[-1].value for tp in START]
+
+
+async def write_slowly(oracle: Oracle) -> None:
+    for _ in range(20):
+        await oracle.produce(TOPIC, 3)
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.needs("chromium")
+async def test_streams_of_their_own_are_exact_over_cuts_and_a_reload_of_the_page(
+    gateway: Gateway, oracle: Oracle
+):
+    """Both transports, in two tabs; the position is kept in sessionStorage."""
+    async with (
+        way_to(gateway) as proxy,
+        site(f"http://{proxy.address}") as pages,
+        browser() as tabs,
+    ):
+        await oracle.produce(TOPIC, 10)
+        urls = {
+            kind: pages.url(
+                kind,
+                f"/records/{TOPIC}",
+                **{"from": "earliest", "transport": kind, "share": False, "keep": "orders"},
+            )
+            for kind in ("websocket", "eventsource")
+        }
+        both = dict.fromkeys(urls, True)
+        handles = {kind: await tabs.new_tab(url) for kind, url in urls.items()}
+        for count in (200, 3000):
+            await are_complete(pages, oracle, both, {})
+            proxy.cut_after(count)
+            await oracle.produce(TOPIC, 40)
+        await are_complete(pages, oracle, both, {})
+        assert proxy.open_connections == 2
+        for kind, url in urls.items():
+            await tabs.look_at(handles[kind])
+            await tabs.open("about:blank")
+            await oracle.produce(TOPIC, 10)
+            await tabs.open(url)
+        await are_complete(pages, oracle, both, {})
+
+
+@pytest.mark.needs("firefox")
+async def test_firefox_shares_too(gateway: Gateway, oracle: Oracle):
+    """Two tabs by a worker and two by an elected one, each pair with a connection, and an
+    EventSource of its own."""
+    await oracle.produce(TOPIC, 10)
+    async with (
+        way_to(gateway) as by_worker,
+        way_to(gateway) as by_channel,
+        way_to(gateway) as alone,
+        site("") as pages,
+    ):
+        urls = []
+        proxies = {"worker": by_worker, "channel": by_channel, "alone": alone}
+        for share, proxy in proxies.items():
+            pages.base = f"http://{proxy.address}"
+            for tab in ("a", "b") if share != "alone" else ("a",):
+                options: dict[str, Any] = {"from": "earliest", "share": share}
+                if share == "alone":
+                    options |= {"share": False, "transport": "eventsource"}
+                urls.append(pages.url(share + tab, f"/records/{TOPIC}", **options))
+        every = dict.fromkeys(["workera", "workerb", "channela", "channelb", "alonea"], True)
+        async with firefox(*urls):
+            await are_complete(pages, oracle, every, {})
+            for proxy in proxies.values():
+                assert (len(proxy.connects), proxy.open_connections) == (1, 1)
+                proxy.cut()
+            await oracle.produce(TOPIC, 20)
+            await are_complete(pages, oracle, every, {})
+            for share, proxy in proxies.items():
+                assert proxy.open_connections == 1, share

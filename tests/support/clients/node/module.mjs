@@ -1,0 +1,35 @@
+// The gateway's own module in Node: node module.mjs PATH-OF-GATEWAY.JS URL OPTIONS-AS-JSON
+// Prints a line of JSON for each record, gap, state and error. Takes lines of JSON, each
+// {"call": METHOD, "with": ARGUMENT}, and prints what comes of them.
+import { createInterface } from "node:readline";
+import { pathToFileURL } from "node:url";
+import { EventSource } from "eventsource";
+import WebSocket from "ws";
+
+const [file, url, given] = process.argv.slice(2);
+const { connect } = await import(pathToFileURL(file).href);
+
+const tell = (line) => process.stdout.write(JSON.stringify(line) + "\n");
+const told = (event) => (what, { position }) =>
+  tell({ event, id: position ?? "", data: JSON.stringify(what) });
+
+const stream = connect(url, {
+  WebSocket,
+  EventSource,
+  ...JSON.parse(given),
+  onrecord: told("message"),
+  ondelete: told("delete"),
+  ongap: told("gap"),
+  onbegin: told("begin"),
+  onstate: (state, { reason }) => (state === "live" ? tell({ opened: true }) : tell({ state, reason })),
+  onerror: (error) => tell({ error: `${error.code}: ${error.message}`, closed: stream.state === "closed" }),
+});
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const { call, with: argument } = JSON.parse(line);
+  Promise.resolve(stream[call](argument)).then(
+    (came) => tell({ came: came ?? null, of: argument }),
+    (error) => tell({ came: `${error.code}: ${error.message}`, of: argument }),
+  );
+}
+process.exit(); // the test is gone
