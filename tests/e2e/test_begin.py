@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from support.brokers import Broker
+from support.clients.wires import Wire, every_wire, over
 from support.flow import Clocked, Flow
 from support.gateways import Gateway, config_for, running_gateway
 from support.oracle import Oracle
@@ -100,14 +101,15 @@ def told(name: str, **figures: float | Iterable[float]) -> None:
     print(f"\n{name}: " + ", ".join(f"{key} {shown(value)} s" for key, value in figures.items()))
 
 
-async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(kafka3):
+@every_wire
+async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(kafka3, wire: Wire):
     """Through a cut while it is hidden, and onto a gateway that never saw it."""
     async with scene(kafka3) as s:
         await s.proxy[NODE].hide()
         async with (
             running_gateway(s.config()) as gateway,
             running_gateway(s.config()) as second,
-            Clocked(s.url(gateway)) as client,
+            over(wire, Clocked)(s.url(gateway)) as client,
         ):
             began = time.monotonic()
             ends = {tp: len(s.flow.acked[tp]) for tp in s.out}

@@ -21,6 +21,7 @@ import pytest
 from confluent_kafka import KafkaException
 from support.brokers import Broker
 from support.clients.hasty import Hasty
+from support.clients.wires import Wire, over
 from support.gateways import config_for, route, running_gateway
 from support.heard import GapEvent, Received, gaps
 from support.oracle import Acked, Oracle, heard
@@ -138,9 +139,12 @@ class Held:
             await broker.unhide()
 
 
-@pytest.mark.parametrize("policy", ["earliest", "latest", "fail"])
+@pytest.mark.parametrize(
+    ("wire", "policy"),
+    [("sse", "earliest"), ("sse", "latest"), ("sse", "fail"), ("ndjson", "fail")],
+)
 async def test_deleted_records_are_one_gap_for_live_and_late_clients(
-    kafka: Broker, topic: Callable[..., str], policy: str
+    kafka: Broker, topic: Callable[..., str], wire: Wire, policy: str
 ) -> None:
     name, url_of = topic(partitions=3), "{}/records/{}"
     made = {"name": name, "offsetOutOfRange": policy, "cache": {"bytes": "1B"}}
@@ -152,7 +156,7 @@ async def test_deleted_records_are_one_gap_for_live_and_late_clients(
             running_gateway(config_for(proxy.bootstrap, [made]))
         )
         url = url_of.format(gateway.base_url, name)
-        live, late = Hasty(url), Hasty(url)
+        live, late = over(wire, Hasty)(url), over(wire, Hasty)(url)
         await stack.enter_async_context(listening(live, late))
         for p in range(3):
             await oracle.produce(name, 10, partition=p)

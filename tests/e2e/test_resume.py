@@ -22,6 +22,7 @@ import pytest
 from support.brokers import Broker
 from support.clients.hasty import Hasty, cut_anywhere
 from support.clients.raw import RawClient
+from support.clients.wires import Wire, over
 from support.gateways import Gateway, config_for, route, running_gateway
 from support.heard import Received, received_envelope
 from support.oracle import Acked, Oracle, heard
@@ -139,9 +140,11 @@ async def kill_now_and_then(gateway: Gateway, random: Random, ends: float) -> No
         await gateway.start(ready=False)
 
 
-@pytest.mark.parametrize(("seed", "cache"), [(1, "64MiB"), (2, "1B")])
+@pytest.mark.parametrize(
+    ("wire", "seed", "cache"), [("sse", 1, "64MiB"), ("sse", 2, "1B"), ("ndjson", 3, "1B")]
+)
 async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lost_or_repeated(
-    kafka: Broker, topic: Callable[..., str], seed: int, cache: str
+    kafka: Broker, topic: Callable[..., str], wire: Wire, seed: int, cache: str
 ) -> None:
     random = Random(seed)
     name = topic(partitions=12)
@@ -157,8 +160,9 @@ async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lo
             for servers in (kafka.servers, proxy.bootstrap)
         ]
         url = gateways[0].base_url
-        whole_view = [Hasty(f"{url}/records/{name}") for _ in range(4)]
-        filtered = [Hasty(f"{url}/keyed/{KEY.decode()}") for _ in range(2)]
+        client = over(wire, Hasty)
+        whole_view = [client(f"{url}/records/{name}") for _ in range(4)]
+        filtered = [client(f"{url}/keyed/{KEY.decode()}") for _ in range(2)]
         await stack.enter_async_context(listening(*whole_view, *filtered))
         ends = time.monotonic() + TRAFFIC
         _, cuts, _ = await asyncio.gather(
@@ -166,11 +170,11 @@ async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lo
             cut_and_move([*whole_view, *filtered], gateways, random, ends),
             kill_now_and_then(gateways[0], random, ends),
         )
-        for client in whole_view:
-            await whole(oracle, client, start=zero(name))
-        for client in filtered:
-            await whole(oracle, client, start=zero(name), view=keyed)
-        opened = sum(client.opened for client in (*whole_view, *filtered))
+        for each in whole_view:
+            await whole(oracle, each, start=zero(name))
+        for each in filtered:
+            await whole(oracle, each, start=zero(name), view=keyed)
+        opened = sum(each.opened for each in (*whole_view, *filtered))
         print(f"{len(oracle.acknowledged())} records, {cuts} cuts, {opened} connections")
         assert opened > 12, "hardly anything was cut"
 

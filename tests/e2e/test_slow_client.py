@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 from support.brokers import Broker
 from support.clients.hasty import Hasty
+from support.clients.wires import Wire, every_wire, over
 from support.gateways import Gateway, config_for, running_gateway
 from support.heard import GapEvent, gaps
 from support.oracle import Oracle, Position
@@ -208,8 +209,9 @@ async def test_clients_that_stop_reading_for_half_a_minute_harm_nobody_and_lose_
         assert slow["disconnect"].opened == 2
 
 
+@every_wire
 async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
-    kafka: Broker, topic: Callable[..., str]
+    kafka: Broker, topic: Callable[..., str], wire: Wire
 ) -> None:
     """By TCP_USER_TIMEOUT: 60 s, here 3 s."""
     name = topic(partitions=PARTITIONS)
@@ -221,7 +223,7 @@ async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
         url = f"{gateway.base_url}/catchUp"
         others = await stack.enter_async_context(readers(url, 5))
         files = gateway.open_files
-        never = Hasty(url, receive_buffer=16_384)
+        never = over(wire, Hasty)(url, receive_buffer=16_384)
         await stack.enter_async_context(never)
         await never.wait(1, WITHIN)
         never.hold()

@@ -1,0 +1,47 @@
+"""A strict reader of lines of JSON with positions, in the terms of server-sent events.
+
+So that what judges a stream of events judges one of lines. It shares no code with the gateway.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from support.sse import Event, Parser
+
+_DECODER = json.JSONDecoder()
+_RECORD = '{"@record":'
+
+
+class LineParser(Parser):
+    """Feed it bytes cut anywhere; lines that did not become whole are none.
+
+    comments: how many empty lines were read. last_event_id: the last position.
+    """
+
+    _rest = b""
+
+    def feed(self, chunk: bytes) -> list[Event]:
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self.comments += lines.count(b"")
+        return [self._event(line.decode()) for line in lines if line]
+
+    def _event(self, line: str) -> Event:
+        told: dict[str, Any] = json.loads(line)
+        name = next(iter(told)).removeprefix("@")
+        assert next(iter(told)) != name, f"not a line with positions: {line:.200}"
+        assert not told.keys() - {f"@{name}", "@position"}, line
+        at = told.get("@position") or told[f"@{name}"].pop("position", "")
+        self.last_event_id = at or self.last_event_id
+        data = "{}" if name == "position" else json.dumps(told[f"@{name}"])
+        if name == "record":
+            name, data = "message", _value(line)
+        return Event(name, data.encode(), self.last_event_id)
+
+
+def _value(line: str) -> str:
+    """A record's value, to the byte where it is JSON; text where it is a string."""
+    assert line.startswith(_RECORD), line
+    value, end = _DECODER.raw_decode(line, len(_RECORD))
+    return value if isinstance(value, str) else line[len(_RECORD) : end]
