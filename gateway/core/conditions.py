@@ -50,7 +50,7 @@ class Condition:
         if not looks and self.exists is None:
             raise ValueError("a condition without any part; add in, prefix, exists or a range")
         if looks and self.exists is False:
-            raise ValueError("what is not there is in no list or range; remove exists: false")
+            raise ValueError("what is not there is in no list or range; ask for one of the two")
         bounds = tuple(sorted({(name, canonical(number)) for name, number in self.bounds}))
         self._put(
             one_of=None if self.one_of is None else tuple(sorted(set(self.one_of))),

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.errors import BrokerUnavailable
+
 from .brokers import Brokers
+from .failures import cancels_caller
 
 AGE = 5.0  # seconds; a topic made since is found by its name meanwhile, not by a pattern
 
@@ -26,7 +29,14 @@ class TopicNames:
             return self._names
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
-        return await asyncio.shield(self._asking)
+            self._asking.add_done_callback(_retrieve)
+        current = self._asking
+        try:
+            return await asyncio.shield(current)
+        except asyncio.CancelledError:
+            if cancels_caller(current):
+                raise
+            raise BrokerUnavailable("the connections to Kafka are closed") from None
 
     async def close(self) -> None:
         if self._asking is not None:
@@ -38,3 +48,8 @@ class TopicNames:
         self._names = frozenset(answer.topics)
         self._until = asyncio.get_running_loop().time() + AGE
         return self._names
+
+
+def _retrieve(task: asyncio.Task[frozenset[str]]) -> None:
+    if not task.cancelled():
+        task.exception()  # told to those who wait; where nobody does, no warning either

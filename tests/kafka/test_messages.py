@@ -72,6 +72,14 @@ def test_asking_for_metadata_never_creates_a_topic(version: int, body: bytes):
     assert MetadataRequest(["orders"]).encode(version) == body
 
 
+@pytest.mark.parametrize(
+    ("version", "body"),
+    [(8, b"\xff\xff\xff\xff" + b"\0\0\0"), (9, b"\0" + b"\0\0\0\0"), (12, b"\0" + b"\0\0\0")],
+)
+def test_all_topics_are_asked_for_by_no_list(version: int, body: bytes):
+    assert MetadataRequest(None).encode(version) == body
+
+
 def test_the_zero_id_is_no_id():
     raw = metadata(12).replace(ID.bytes, bytes(16))
     assert MetadataRequest([]).decode(12, raw, 0).topics["orders"].topic_id is None
