@@ -300,7 +300,6 @@ async def terminal(*arguments: str, **environment: str) -> AsyncIterator[Callabl
     os.close(process_side)
     try:
         assert await asyncio.wait_for(process.wait(), WITHIN) == 0
-        await asyncio.sleep(0)
         yield lambda: shown.decode()
     finally:
         if process.returncode is None:

@@ -86,7 +86,7 @@ class _Answer(httpx.AsyncByteStream):
         await app(scope, _never, self._messages.put)
 
     async def next(self) -> Message:
-        """Raises what the application raised, and ReadError if it ended, instead of a message."""
+        """Raises ReadError if the application ended, or failed, instead of a message."""
         getting = asyncio.create_task(self._messages.get())
         try:
             await asyncio.wait({getting, self._app}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,8 +94,8 @@ class _Answer(httpx.AsyncByteStream):
                 return await getting
         finally:
             getting.cancel()
-        await self._app
-        raise httpx.ReadError("the stream ended")
+        failed = self._app.exception()
+        raise httpx.ReadError(str(failed or "the stream ended")) from failed
 
     async def __aiter__(self) -> AsyncGenerator[bytes, None]:
         while True:
