@@ -160,6 +160,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if kind == FRAMES:
             await self._send_frames(cast("dict[str, Any]", message)["data"])
             return
+        await self.writable.wait()
+        if self.transport.is_closing():  # uvloop's raise an error of their own
+            raise ClientDisconnected
         await super().send(message)
         if kind in ("websocket.accept", "websocket.close"):
             self._steer()

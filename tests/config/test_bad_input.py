@@ -109,6 +109,10 @@ CASES = {
     "port as text": (KAFKA + "listen: {port: §'8080'}\n", "whole number quotes"),
     "port with underscore": (KAFKA + "listen: {port: §8_080}\n", "'8_080' whole number"),
     "port as fraction": (KAFKA + "listen: {port: §80.5}\n", "80.5 whole number"),
+    "compression by name": (
+        KAFKA + "listen: {websocket: {compression: §deflate}}\n",
+        "deflate neither true nor false",
+    ),
     "host with port": (KAFKA + "listen: {host: §'localhost:80'}\n", "host without a port"),
     "host of few letters with port": (KAFKA + "listen: {host: §'a:80'}\n", "host without a port"),
     "origin with a slash": (

@@ -108,7 +108,10 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         **draw(optional(
             memory=st.just("2GiB"),
             telemetry=st.just({"metrics": {"prometheus": None}}),
-            listen=optional(port=st.integers(0, 65535)),
+            listen=optional(
+                port=st.integers(0, 65535),
+                websocket=st.booleans().map(lambda on: {"compression": on}),
+            ),
         )),
     }  # fmt: skip
 

@@ -32,6 +32,7 @@ def test_a_small_file_has_the_documented_defaults():
     assert (options.history, options.slow_client, options.max_lifetime) == ("all", "catchUp", None)
     assert made.routes[0].when[0].method == "GET"
     assert made.listen.access_control.policy == "same-origin"
+    assert made.listen.websocket.compression is False
     assert made.telemetry.metrics.prometheus == "/metrics"
 
 
