@@ -1,0 +1,62 @@
+"""One client of a topic of one partition, on the core alone: no Kafka, and of the hub only what
+a client asks of it while it follows the tail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gateway.core.channel import Channel
+from gateway.core.log import Log
+from gateway.core.record import Ready, Record, TopicPartition
+from gateway.core.subscription import Subscription
+from gateway.core.tail import Tail
+from gateway.formats import format_for
+from gateway.hub.client import Client
+from gateway.hub.encoder import Sse
+from gateway.hub.feeds import SharedTail
+from gateway.hub.wire import Wire
+
+TP = TopicPartition("orders", 0)
+
+
+class Hub:
+    def __init__(self) -> None:
+        self.feeds = self
+        self.left: list[Client] = []
+
+    def refresh_readiness(self, shared: SharedTail) -> None: ...
+
+    def resolving(self, shared: SharedTail, since: float) -> bool:
+        return False
+
+    def promise(self, pending: object) -> None: ...
+
+    def leave(self, client: Client) -> None:
+        self.left.append(client)
+
+
+def client_of(
+    wire: Wire | None = None, *, credit: int | None = None, ready: bool = True, **options: float
+) -> Client:
+    """ready: the partition can be read."""
+    wire = wire or Sse()
+    log = Log(TP, 1 << 20, 60.0)
+    log.open(0, 0)
+    tail = Tail("cluster", [log], {"orders": "id"})
+    if ready:
+        tail.turn([Ready(TP, 0, 0, 0)], 0)
+    channel = Channel(tail, b"view0", wire.encoder(format_for("value")))
+    made: dict[str, Any] = {"heartbeat": 60.0, "deadline": 0.0, **options}
+    subscription = Subscription(channel, credit=credit)
+    return Client(Hub(), SharedTail(tail), subscription, wire, **made)  # type: ignore[arg-type]
+
+
+def write(client: Client, *values: bytes) -> None:
+    """In one turn."""
+    channel = client.subscription.channel
+    log = channel.tail.logs[TP]
+    records = [Record(TP, (log.next or 0) + n, 0, 0, None, each) for n, each in enumerate(values)]
+    for record in records:
+        log.append(record, 0.0)
+    channel.publish(channel.tail.turn(records, 0))
+    client.subscription.wake()
