@@ -225,6 +225,10 @@ async def tab() -> AsyncIterator[Browser]:
         yield tab
 
 
+async def shows(tab: Browser, condition: str) -> None:
+    await tab.until(condition, WITHIN)
+
+
 async def tab_to(tab: Browser, wanted: str) -> None:
     """By the tab key alone; what has the focus can be seen to have it."""
     for _ in range(60):
@@ -251,18 +255,18 @@ async def test_a_stream_is_tried_by_keys_alone_and_shows_text_never_markup(tab: 
         assert line == f"curl -N '{gateway.base_url}/events/orders/ada?from=earliest'"
         await tab_to(tab, f"{path} try")
         await tab.press(ENTER)
-        await tab.until(f"return {card}.querySelectorAll('.record').length === {len(RECORDS)}")
-        await tab.until(f"return {card}.querySelector('.log [data-event=delete].control')")
+        await shows(tab, f"return {card}.querySelectorAll('.record').length === {len(RECORDS)}")
+        await shows(tab, f"return {card}.querySelector('.log [data-event=delete].control')")
         assert await tab.run(f"return {card}.querySelector('[data-event=begin]').className")
         assert MARKUP in await tab.run(f"return {card}.querySelector('.record code').textContent")
         assert await tab.run("return document.querySelectorAll('main img').length") == 0
         state = f"{card}.querySelector('[role=status]')"
-        await tab.until(f"return {state}.textContent === 'live, {len(RECORDS)} records'")
+        await shows(tab, f"return {state}.textContent === 'live, {len(RECORDS)} records'")
         await produce(kafka.bootstrap, "orders", [RECORDS[0]])
         more = len(RECORDS) + 1
-        await tab.until(f"return {card}.querySelectorAll('.record').length === {more}")
+        await shows(tab, f"return {card}.querySelectorAll('.record').length === {more}")
         await tab.press(ENTER)
-        await tab.until(f"return {state}.textContent === 'stopped'")
+        await shows(tab, f"return {state}.textContent === 'stopped'")
         assert await tab.run(f"return {card}.querySelector('.try').textContent") == "Try it"
 
 
@@ -276,7 +280,7 @@ async def test_the_page_fits_a_phone_and_is_dark_where_that_is_preferred(tab: Br
             card = CARD.format("/events/orders")
             await tab.run(f"{card}.querySelector('[name=from]').value = 'earliest'")
             await tab.run(f"{card}.querySelector('.try').click()")
-            await tab.until(f"return {card}.querySelectorAll('.record').length >= {len(RECORDS)}")
+            await shows(tab, f"return {card}.querySelectorAll('.record').length >= {len(RECORDS)}")
             over = "return document.documentElement.scrollWidth - window.innerWidth"
             assert await tab.run(over) <= 0
             ground = "return getComputedStyle(document.documentElement).backgroundColor"
@@ -292,4 +296,34 @@ async def test_a_refused_stream_says_why(tab: Browser):
         await tab.run(f"{card}.querySelector('[name=from]').value = 'yesterday'")
         await tab.run(f"{card}.querySelector('.try').click()")
         state = f"{card}.querySelector('[role=status]').textContent"
-        await tab.until(f"return /refused: .*from=yesterday is not understood/.test({state})")
+        await shows(tab, f"return /refused: .*from=yesterday is not understood/.test({state})")
+
+
+@pytest.mark.needs("chromium")
+async def test_many_streams_are_searched_and_few_of_them_are_open_at_once(tab: Browser):
+    """A browser has six connections to a server of HTTP/1.1; the page leaves some to others."""
+    routes = [{"when": [{"path": f"/many/{n}"}], "with": {"topic": "orders"}} for n in range(9)]
+    with EmbeddedKafka(topics={"orders": 1}) as kafka:
+        async with running_gateway(config_for(kafka.bootstrap, ["orders"], routes)) as gateway:
+            await tab.open(f"{gateway.base_url}/")
+            copy = "document.querySelector('.copy')"
+            await tab.run(f"{copy}.click()")
+            await shows(tab, f"return /Copied|Selected/.test({copy}.textContent)")
+            for number in range(5):
+                card = CARD.format(f"/many/{number}")
+                await tab.run(f"{card}.querySelector('.try').click()")
+                await shows(tab, f"return {card}.querySelector('[data-event=begin]')")
+            first = CARD.format("/many/0")
+            said = await tab.run(f"return {first}.querySelector('[role=status]').textContent")
+            assert said == "stopped, another one was started"
+            assert (
+                await tab.run("return document.querySelectorAll('[data-state=live]').length") == 4
+            )
+            await tab.run("document.getElementById('search').focus()")
+            await tab.press("MANY/7")
+            await shows(tab, "return document.getElementById('found').textContent === '1 of 9'")
+            seen = (
+                "[...document.querySelectorAll('article')].filter((each) => each.checkVisibility())"
+            )
+            paths = await tab.run(f"return {seen}.map((each) => each.dataset.path)")
+            assert paths == ["/many/7"]
