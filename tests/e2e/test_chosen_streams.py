@@ -1,0 +1,253 @@
+"""Streams that a client chooses over the socket: topics, filters, fields; and what it may not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import httpx
+import pytest
+from support.any_topic import serving
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for
+from support.records import Sent, produce
+from support.sse import Event, parse
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+CARD = b'"card": "4711"'
+RECORDS = [
+    Sent(b'{"amount": 5, "region": "eu", %s}' % CARD, b"ada-1", headers=(("kind", b"new"),)),
+    Sent(b'{"amount": 15.50, "region": "us", "email": "a@b", %s}' % CARD, b"ada-2"),
+    Sent(b'{"amount": 18446744073709551617, "region": "eu", %s}' % CARD, b"bob-1"),
+    Sent(b"no json", b"bob-2", headers=(("kind", b"old"),)),
+    Sent(None, b"ada-1"),
+]
+ROUTES = [
+    ("/any/{t}", {"topics": ["${params.t}"], "allow": ["orders", "pay-*"], "clientFilters": True}),
+    ("/one/{t}", {"topic": "${params.t}"}),
+    ("/some", {"topic": "orders", "filters": [
+        {"key": {"prefix": "ada-"}, "value": {"/amount": {"gte": "${query.min}"}}},
+        {"headers": {"kind": {"in": ["old", "older"]}}, "value": {"/amount": {"exists": False}}},
+    ]}),
+    ("/free", {"topic": "orders", "clientFilters": True, "clientFields": True}),
+    ("/shown", {"topic": "orders", "fields": ["/amount", "/email"], "clientFilters": True,
+                "clientFields": True, "format": "value"}),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka() as kafka:
+        for name in ("orders", "stock", "pay-eu", "pay-us", "hr-pay"):
+            kafka.create_topic(name)
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def gateway(broker: EmbeddedKafka) -> Iterator[Gateway]:
+    async def fill() -> None:
+        await produce(broker.bootstrap, "orders", RECORDS)
+        for name in ("stock", "pay-eu", "pay-us", "hr-pay"):
+            await produce(broker.bootstrap, name, [name.encode()])
+
+    asyncio.run(fill())
+    made = [
+        {"when": [{"path": path}], "with": {"format": "envelope", **options}}
+        for path, options in ROUTES
+    ]
+    with serving(config_for(broker.bootstrap, ["orders", "stock"], made)) as gateway:
+        yield gateway
+
+
+async def get(gateway: Gateway, path: str, **query: Any) -> httpx.Response:
+    asked = {"from": "earliest", "until": "latest", **query}
+    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
+        return await http.get(path, params=asked)
+
+
+async def events(gateway: Gateway, path: str, **query: Any) -> list[Event]:
+    answer = await get(gateway, path, **query)
+    assert answer.status_code == 200, answer.text
+    return parse(answer.content)
+
+
+async def told(gateway: Gateway, path: str, **query: Any) -> list[tuple[str, int]]:
+    """Topic and offset of every record, tombstones too."""
+    found = [
+        e.json() for e in await events(gateway, path, **query) if e.type in ("message", "delete")
+    ]
+    return sorted((each["topic"], each["offset"]) for each in found)
+
+
+async def offsets(gateway: Gateway, path: str, **query: Any) -> list[int]:
+    return [offset for _, offset in await told(gateway, path, **query)]
+
+
+async def problem(gateway: Gateway, path: str, **query: Any) -> Mapping[str, Any]:
+    answer = await get(gateway, path, **query)
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    told: Mapping[str, Any] = answer.json()
+    assert told["status"] == answer.status_code
+    return told
+
+
+# Topics
+
+
+async def test_a_list_is_one_stream_of_all_its_topics(gateway: Gateway):
+    found = await told(gateway, "/any/pay-us,pay-eu")
+    assert found == [("pay-eu", 0), ("pay-us", 0)]
+    begin = (await events(gateway, "/any/orders,pay-eu"))[0].json()
+    assert sorted(begin["topics"]) == ["orders", "pay-eu"]
+
+
+async def test_a_pattern_is_a_stream_of_all_that_it_may_mean(gateway: Gateway):
+    assert await told(gateway, "/any/pay-*") == [("pay-eu", 0), ("pay-us", 0)]
+    assert {topic for topic, _ in await told(gateway, "/any/*")} == {"orders", "pay-eu", "pay-us"}
+    assert await told(gateway, "/any/*-eu,pay-us") == [("pay-eu", 0), ("pay-us", 0)]
+
+
+@pytest.mark.parametrize("path", ["/any/hr-pay", "/any/stock", "/any/orders,hr-pay", "/any/hr-*",
+                                  "/any/__consumer_offsets", "/any/pay-none", "/any/orders,",
+                                  "/one/pay-eu", "/one/orders,stock", "/one/o*"])  # fmt: skip
+async def test_what_is_not_opened_is_not_there(gateway: Gateway, path: str):
+    assert (await problem(gateway, path))["status"] == 404
+
+
+async def test_a_topic_made_meanwhile_is_there_by_its_name_at_once(
+    gateway: Gateway, broker: EmbeddedKafka
+):
+    await told(gateway, "/any/pay-*")
+    broker.create_topic("pay-asia")
+    await produce(broker.bootstrap, "pay-asia", [b"1"])
+    assert await told(gateway, "/any/pay-asia") == [("pay-asia", 0)]
+
+
+async def test_a_pattern_hears_live_what_its_topics_get(gateway: Gateway, broker: EmbeddedKafka):
+    async with RawClient(f"{gateway.base_url}/any/pay-eu,pay-us?filter=/live=yes") as client:
+        await client.wait(lambda events: bool(events))
+        for name in ("pay-us", "pay-eu"):
+            await produce(broker.bootstrap, name, [b'{"live": "no"}', b'{"live": "yes"}'])
+        records = lambda events: [e for e in events if e["event"] == "message"]  # noqa: E731
+        await client.wait(lambda events: len(records(events)) == 2)
+        assert all('\\"yes\\"' in each["data"] for each in records(client.events))
+
+
+# Filters
+
+
+async def test_conditions_of_the_file_filter(gateway: Gateway):
+    assert await offsets(gateway, "/some", min="5") == [0, 1, 3]
+    assert await offsets(gateway, "/some", min="15.5") == [1, 3]
+    assert await offsets(gateway, "/some", min="15.51") == [3]
+    assert "'many'" in (await problem(gateway, "/some", min="many"))["detail"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (["key=bob-1"], [2]),
+        (["key^=ada-"], [0, 1, 4]),
+        (["key=in(ada-2,bob-2)"], [1, 3]),
+        (["header.kind"], [0, 3]),
+        (["header.kind=old"], [3]),
+        (["/email"], [1]),
+        (["!/email", "/amount"], [0, 2]),
+        (["/amount>=15.5"], [1, 2]),
+        (["/amount>=5", "/amount<15.50"], [0]),
+        (["/amount>18446744073709551616"], [2]),
+        (["/amount=18446744073709551617"], [2]),
+        (['{"value": {"/region": {"in": ["eu"]}, "/amount": {"lt": 10}}}'], [0]),
+        (['[{"key": "bob-2"}, {"value": {"/region": "us"}}]'], [1, 3]),
+        (['[{"key": {"prefix": "ada"}}]', "/region=eu"], [0]),
+    ],
+)  # fmt: skip
+async def test_a_filter_of_the_query_narrows(
+    gateway: Gateway, filters: list[str], found: list[int]
+):
+    assert await offsets(gateway, "/free", filter=filters) == found
+
+
+async def test_a_filter_is_refused_where_the_route_leaves_no_choice(gateway: Gateway):
+    for query, option in (
+        ({"filter": "key=a"}, "clientFilters"),
+        ({"fields": "/a"}, "clientFields"),
+    ):
+        refusal = await problem(gateway, "/one/orders", **query)
+        assert refusal["status"] == 403
+        assert option in refusal["detail"]
+
+
+async def test_what_is_no_filter_is_told_what_to_write(gateway: Gateway):
+    refusal = await problem(gateway, "/free", filter="amount>10")
+    assert refusal["status"] == 400
+    assert "/amount>=10" in refusal["detail"]
+
+
+# Fields
+
+
+async def test_only_the_fields_that_a_route_shows_leave_the_house(gateway: Gateway):
+    answer = await get(gateway, "/shown")
+    assert b"4711" not in answer.content and b"region" not in answer.content
+    found = [e for e in parse(answer.content) if e.type in ("message", "delete")]
+    assert [each.raw for each in found] == [
+        b'{"amount":5}',
+        b'{"amount":15.50,"email":"a@b"}',
+        b'{"amount":18446744073709551617}',
+        b"null",
+        b'{"key":"ada-1"}',
+    ]
+    assert found[-1].type == "delete"
+
+
+async def test_a_client_asks_for_less(gateway: Gateway):
+    found = [e.raw for e in await events(gateway, "/shown", fields="/email") if e.type == "message"]
+    assert found == [b"{}", b'{"email":"a@b"}', b"{}", b"null"]
+    whole = [
+        e.json() for e in await events(gateway, "/free", fields="/region") if e.type == "message"
+    ]
+    assert [each["value"] for each in whole[:2]] == ['{"region":"eu"}', '{"region":"us"}']
+    assert [each["key"] for each in whole[:2]] == ["ada-1", "ada-2"]
+
+
+@pytest.mark.parametrize(
+    "query", [{"filter": "/card^=4"}, {"filter": "!/card"}, {"fields": "/card"}]
+)
+async def test_what_is_hidden_is_not_told_by_asking_about_it(
+    gateway: Gateway, query: dict[str, str]
+):
+    refusal = await problem(gateway, "/shown", **query)
+    assert refusal["status"] == 403
+    assert "/card" in refusal["detail"]
+
+
+# Resuming
+
+
+async def test_a_token_goes_on_under_another_choice_and_says_so(gateway: Gateway):
+    """The offsets are the topic's: what the other filter lets through after them, and no more."""
+    some = await events(gateway, "/free", filter="key^=ada-", until="1")
+    (first,) = [event for event in some if event.type == "message"]
+    assert (first.json()["offset"], some[0].json().get("view")) == (0, None)
+    token = first.last_event_id
+    for query, expected, view in (
+        ({"filter": "key^=ada-"}, [1, 4], None),
+        ({"filter": '{"key": {"prefix": "ada-"}}'}, [1, 4], None),
+        ({"filter": "key^=bob-"}, [2, 3], "changed"),
+        ({"filter": "key^=ada-", "fields": "/amount"}, [1, 4], "changed"),
+        ({}, [1, 2, 3, 4], "changed"),
+    ):
+        found = await events(gateway, "/free", lastEventId=token, **query)
+        assert found[0].json().get("view") == view, query
+        records = [e.json()["offset"] for e in found if e.type in ("message", "delete")]
+        assert records == expected, query
+
+
+async def test_a_token_of_a_list_goes_on_with_a_pattern(gateway: Gateway):
+    """One more topic than before begins where a new client would; the others go on."""
+    found = await events(gateway, "/any/pay-us", until="1")
+    token = found[-1].last_event_id
+    assert await told(gateway, "/any/pay-us,pay-eu", lastEventId=token, filter="!/live") == []
