@@ -127,6 +127,7 @@ class Stream:
             if await self._open():
                 return
             assert self._client is not None
+            await asyncio.sleep(0)  # a loop that awaits nothing else must not stop all others
             data = await self._client.next()
         finally:
             self._busy = False

@@ -130,7 +130,7 @@ class Reading:
     retry_at: float = 0.0
     is_ready: bool = False
     heard_at: float = 0.0
-    progress_at: float = 0.0
+    progress_at: float | None = None
     high_watermark: int = -1
     last_stable_offset: int = -1
     log_start: int = -1
@@ -176,7 +176,8 @@ class Reading:
     def stalled(self, now: float) -> bool:
         """Records are known to be ahead, fetches succeed, and yet nothing comes."""
         at = self.place.offset
-        if at is None or self.last_stable_offset <= at or self.state is not State.STREAMING:
+        ahead = at is not None and self.last_stable_offset > at and self.state is State.STREAMING
+        if self.progress_at is None or not ahead:
             self.progress_at = now
         return now - self.progress_at > NO_PROGRESS
 

@@ -262,3 +262,19 @@ def test_a_topic_created_anew_is_read_from_its_first_record_and_told():
     told = read.on_fetched(fetched(record(0, 0), next=1, epoch=0), BORN)
     assert gap(10, 0, Reason.RECREATED, NO_EPOCH) in told
     assert read.lineage == 1
+
+
+# no progress
+
+
+def test_a_fetch_that_brings_nothing_is_a_stall_only_when_none_has_for_some_seconds():
+    """A private read of a partition began as if nothing had come since the clock's zero: the
+    first answer that was full of another partition's records started the conversation over,
+    and asked for metadata, for each of 4 partitions read from the start."""
+    read = reading(At(0, 1))
+    read.on_fetched(fetched(next=0), BORN)
+    assert not read.stalled(BORN)
+    assert not read.stalled(BORN + 4.9)
+    assert read.stalled(BORN + 5.1)
+    read.on_fetched(fetched(record(0), next=1), BORN + 6.0)
+    assert not read.stalled(BORN + 6.0)
