@@ -7,11 +7,15 @@ import asyncio
 import base64
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from io import StringIO
 from typing import Any
 
 import pytest
+from ruamel.yaml import YAML
+from starlette.requests import HTTPConnection
 from support.browser import Browser, browser, firefox
 from support.clients.client import Event
 from support.clients.module import ModuleClient
@@ -19,11 +23,15 @@ from support.clients.pages import Pages, site
 from support.gateways import Gateway, config_for, route, running_gateway
 from support.heard import heard
 from support.oracle import Oracle, read_records
-from support.tcp_proxy import TcpProxy
+from support.served import served
+from support.tcp_proxy import Link, TcpProxy
 from support.until import until
 
+from gateway.config import Route, loads
 from gateway.core.record import TopicPartition
+from gateway.errors import RequestError
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web.app import create_app
 
 WITHIN = 60.0  # s; browsers and whatever else runs share two cores
 TOPIC = "orders"
@@ -190,6 +198,65 @@ async def test_a_refused_position_is_told_and_a_refused_path_is_final(
         await until(lambda: client.closed, client.state, WITHIN)
         assert client.states == [("connecting", None), ("closed", "unknown-path")]
         assert len(client.errors) == 1
+
+
+class NoWebSockets(TcpProxy):
+    """A network that knows HTTP only."""
+
+    async def requests(self, reader: Any, link: Link) -> AsyncIterator[bytes]:
+        async for piece in super().requests(reader, link):
+            if b"upgrade: websocket" in piece.lower():
+                link.abort()
+                return
+            yield piece
+
+
+@in_node
+async def test_where_no_websocket_comes_through_it_is_an_event_source(
+    gateway: Gateway, oracle: Oracle
+):
+    client = ModuleClient(f"{gateway.base_url}/records/{TOPIC}", {"from": "earliest"})
+    client.network = NoWebSockets()
+    async with client:
+        await client.live()
+        await oracle.produce(TOPIC, 10)
+        await client.wait(complete(oracle), WITHIN)
+        client.cut()
+        await oracle.produce(TOPIC, 10)
+        await client.wait(complete(oracle), WITHIN)
+        oracle.check_events(client.events, start=START)
+        assert not client.errors
+
+
+@in_node
+async def test_a_token_is_renewed_on_the_same_connection_before_it_expires(
+    embedded: EmbeddedKafka, oracle: Oracle
+):
+    """The first one is refused, as if it had been revoked: another one is asked for."""
+    seen: list[int] = []
+
+    async def access(route: Route, connection: HTTPConnection, token: str | None) -> None:
+        assert token is not None
+        claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
+        seen.append(claims["jti"])
+        if claims["jti"] == 1 or claims["exp"] < time.time():
+            raise RequestError(401, "Unauthorized", "bring a token that holds")
+
+    text = StringIO()
+    YAML().dump(config_for(embedded.bootstrap, [TOPIC]), text)
+    app = create_app(loads(text.getvalue()), access=access)
+    async with (
+        app.router.lifespan_context(app),
+        served(app) as url,
+        ModuleClient(f"{url}/records/{TOPIC}", {"lifetime": 2}) as client,
+    ):
+        await client.live()
+        assert len(client.network.connects) == 1
+        await until(lambda: len(set(seen)) >= 4, lambda: f"{seen} {client.state()}", WITHIN)
+        await oracle.produce(TOPIC, 10)
+        await client.wait(complete(oracle), WITHIN)
+        oracle.check_events(client.events, start=START)
+        assert (len(client.network.connects), client.opened) == (1, 1)
 
 
 # In browsers

@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.applications import Starlette
+from support.clients.node_sse import SOURCE, installed
 
 import gateway
 from gateway.config import AccessControl
@@ -97,3 +98,22 @@ def test_the_npm_package_holds_the_module_its_types_and_what_is_said_of_them(tmp
     assert names == {"README.md", "gateway.d.ts", "gateway.js", "package.json"}
     named = {PACKAGE["types"], *PACKAGE["exports"]["."].values()}
     assert {name.removeprefix("./") for name in named} <= names
+
+
+COMPILER = ("--noEmit", "--strict", "--target", "es2022", "--module", "nodenext")
+
+
+def compiled(directory: Path, *, lib: str) -> str:
+    """What TypeScript has to say of the module's types in use."""
+    for file in (assets.DIRECTORY / "gateway.d.ts", SOURCE / "types.ts"):
+        shutil.copy(file, directory)
+    (directory / "package.json").write_text('{"type": "module"}')
+    tsc = installed() / "node_modules" / "typescript" / "bin" / "tsc"
+    command = ["node", str(tsc), *COMPILER, "--lib", lib, "types.ts"]
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=90)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.needs("node", "npm")
+def test_typescript_takes_the_types_and_finds_what_is_wrong_with_a_use(tmp_path: Path):
+    assert compiled(tmp_path, lib="es2022,dom,dom.iterable") == ""

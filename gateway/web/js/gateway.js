@@ -18,11 +18,12 @@
 
 const NAME = "gateway.js/1"; // of the worker, the channel and the locks; 1: what is said there
 const FINAL = new Set(["until", "unsubscribed", "offset-out-of-range", "forbidden"]);
-const PASSING = new Set(["kafka-unavailable", "too-many-subscriptions"]);
+const PASSING = new Set(["kafka-unavailable", "too-many-subscriptions", "internal-error"]);
 const YIELDED = new Set(["record", "delete", "gap", "snapshot"]);
 const SILENCE = 15_000; // ms after which a socket is pinged; after twice that it is given up
 const PATIENCE = 10_000; // ms for a worker to begin, or for a leading tab to answer
 const SAVE_EVERY = 250; // ms
+const AT_ONCE = 50; // writes under way on one socket
 const LINGER = 1_000; // ms for which a socket that nobody uses is kept
 const MAX_DELAY = 30_000; // ms
 
@@ -839,13 +840,20 @@ class Exchange {
     subscription.carrier.again(subscription, reason, retry ?? delay(++subscription.attempts));
   }
 
-  /** True if an error answered the request for the subscription, and is dealt with. */
+  /** True if the error was about the subscription itself, and is dealt with. */
   #refused(subscription, error) {
-    const { begun, before, position, carrier } = subscription;
-    if (before) subscription.view(before);
-    subscription.before = null;
-    if (begun) return false;
-    if (error.code === "position-refused" && position) {
+    const { begun, before, position, carrier, jwt } = subscription;
+    const again = () => carrier.again(subscription, error.code, delay(++subscription.attempts));
+    if (begun && before) {
+      // The gateway may have ended it over that: it is begun anew, as it was.
+      subscription.view(before);
+      subscription.before = null;
+      post(subscription.members, error);
+      carrier.leave(subscription);
+      carrier.open(subscription);
+    } else if (error.code === "unknown-subscription") {
+      if (begun) again(); // else it crossed with an end that was dealt with
+    } else if (error.code === "position-refused" && position) {
       const nowhere = { topic: null, partition: null, from: null, to: null };
       subscription.position = ""; // told as an EventSource is: never silently from elsewhere
       const gap = { type: "gap", ...nowhere, reason: error.code, position: "" };
@@ -853,8 +861,13 @@ class Exchange {
       carrier.again(subscription, error.code, 0);
     } else if (PASSING.has(error.code)) {
       post(subscription.members, error);
-      carrier.again(subscription, error.code, delay(++subscription.attempts));
-    } else this.#finish(subscription, { error });
+      this.lost(subscription, error.code);
+      again();
+    } else if (error.code === "unauthorized" && jwt && subscription.attempts < 3) {
+      carrier.ask();
+      again();
+    } else if (begun) return false;
+    else this.#finish(subscription, { error });
     return true;
   }
 
@@ -884,9 +897,10 @@ class Socket {
   #isOpen = false;
   #wasOpen = false;
   #attempts = 0;
-  #ids = 0;
-  #subscriptions = new Map(); // id on this socket -> Subscription
-  #produced = new Map(); // id -> { member, message }: not answered
+  #count = 0;
+  #subscriptions = new Set();
+  #ids = new Map(); // id on this socket -> Subscription
+  #produced = new Map(); // id -> { member, message, sent }: not answered
   #heardAt = 0;
   #asked = 0;
   #timers = {};
@@ -912,16 +926,15 @@ class Socket {
   }
 
   open(subscription) {
-    subscription.id = `s${++this.#ids}`;
-    this.#subscriptions.set(subscription.id, subscription);
+    this.#subscriptions.add(subscription);
     this.#later("idle");
     if (this.#isOpen) this.#subscribe(subscription);
   }
 
   leave(subscription) {
     clearTimeout(subscription.waiting);
-    if (!this.#subscriptions.delete(subscription.id)) return;
-    this.#send({ type: "unsubscribe", id: subscription.id });
+    this.#subscriptions.delete(subscription);
+    if (this.#ids.delete(subscription.id)) this.#send({ type: "unsubscribe", id: subscription.id });
     this.#idle();
   }
 
@@ -937,8 +950,9 @@ class Socket {
 
   produce(member, message) {
     this.#later("idle");
-    if (!this.#produced.has(message.id)) this.#send({ type: "produce", ...message });
-    this.#produced.set(message.id, { member, message });
+    const { sent = false } = this.#produced.get(message.id) ?? {};
+    this.#produced.set(message.id, { member, message, sent });
+    this.#write();
   }
 
   renew(jwt) {
@@ -950,17 +964,21 @@ class Socket {
 
   /** Subscribe once more: what a draining server ended, at the next one. */
   again(subscription, reason, wait) {
+    this.#ids.delete(subscription.id);
     if (reason === "drain") return this.#later("drained", LINGER, () => this.#lost({ code: 1012 }));
-    subscription.waiting = setTimeout(() => {
-      this.#subscriptions.delete(subscription.id);
-      this.open(subscription);
-    }, wait);
+    subscription.waiting = setTimeout(() => this.open(subscription), wait);
+  }
+
+  /** One page after the other is asked for a new token: any may be frozen. */
+  ask() {
+    const members = this.#members().filter(({ jwt }) => jwt);
+    if (members.length) post([members[this.#asked++ % members.length]], { type: "token" });
   }
 
   #connect() {
     this.#later("retry");
     if (expires(this.jwt) <= Date.now()) {
-      this.#ask();
+      this.ask();
       return this.#retry();
     }
     const protocols = this.jwt ? ["gateway.v1", `bearer.${this.jwt}`] : ["gateway.v1"];
@@ -975,15 +993,18 @@ class Socket {
   #opened() {
     this.#isOpen = this.#wasOpen = true;
     this.#heardAt = Date.now();
-    for (const subscription of this.#subscriptions.values()) this.#subscribe(subscription);
-    for (const { message } of this.#produced.values()) this.#send({ type: "produce", ...message });
+    for (const subscription of this.#subscriptions) this.#subscribe(subscription);
+    for (const each of this.#produced.values()) each.sent = false;
+    this.#write();
     this.#watchExpiry();
     this.#watchSilence();
   }
 
   #subscribe(subscription) {
     clearTimeout(subscription.waiting);
-    const { id, position, request } = subscription;
+    const id = (subscription.id = `s${++this.#count}`);
+    this.#ids.set(id, subscription);
+    const { position, request } = subscription;
     const { path, from, filter, fields, credit } = request;
     const start = position ? { lastEventId: position } : { from };
     const view = { path, filter: filter ?? undefined, fields: fields ?? undefined };
@@ -995,16 +1016,27 @@ class Socket {
     this.#heardAt = Date.now();
     this.#attempts = 0;
     const { type } = message;
-    const subscription = this.#subscriptions.get(id);
+    const subscription = this.#ids.get(id);
     if (subscription) this.#exchange.take(subscription, message);
     else if (this.#produced.has(id)) this.#answered(id, message);
-    else if (type === "challenge") this.#ask();
+    else if (type === "challenge") this.ask();
     else if (type === "error" && id === undefined) post(this.#members(), message);
+  }
+
+  /** As many as may be under way; the gateway refuses more. */
+  #write() {
+    let room = AT_ONCE;
+    for (const each of this.#produced.values()) {
+      if (!this.#isOpen || room-- === 0) return;
+      if (!each.sent) this.#send({ type: "produce", ...each.message });
+      each.sent = true;
+    }
   }
 
   #answered(id, { type, ...answer }) {
     const { member } = this.#produced.get(id);
     this.#produced.delete(id);
+    this.#write();
     const told = type === "error" ? { error: answer } : answer;
     post([member], { type: "answer", id, ...told });
     this.#idle();
@@ -1015,8 +1047,9 @@ class Socket {
     this.#drop();
     this.#later("drained");
     if (!opened) this.#attempts++;
-    if (!opened && this.jwt) this.#ask(); // a browser does not tell that it was refused
-    const all = [...this.#subscriptions.values()];
+    if (!opened && this.jwt) this.ask(); // a browser does not tell that it was refused
+    this.#ids.clear();
+    const all = [...this.#subscriptions];
     for (const subscription of all) this.#exchange.lost(subscription);
     if (this.#attempts > 1 && !this.#wasOpen) {
       for (const subscription of all) this.#exchange.swap(subscription, true);
@@ -1052,21 +1085,15 @@ class Socket {
   }
 
   #members() {
-    const all = [...this.#subscriptions.values()].flatMap(({ members }) => [...members]);
+    const all = [...this.#subscriptions].flatMap(({ members }) => [...members]);
     return [...all, ...[...this.#produced.values()].map(({ member }) => member)];
-  }
-
-  /** One page after the other is asked for a new token: any may be frozen. */
-  #ask() {
-    const members = this.#members().filter(({ jwt }) => jwt);
-    if (members.length) post([members[this.#asked++ % members.length]], { type: "token" });
   }
 
   #watchExpiry() {
     const left = expires(this.jwt) - Date.now();
     if (left === Infinity) return;
     const wait = Math.max(1_000, left - Math.min(30_000, left / 5));
-    this.#later("expiry", Math.min(wait, 2 ** 31 - 1), () => (this.#ask(), this.#watchExpiry()));
+    this.#later("expiry", Math.min(wait, 2 ** 31 - 1), () => (this.ask(), this.#watchExpiry()));
   }
 
   /** A browser does not show the server's pings, and TCP may take a quarter of an hour. */

@@ -1,6 +1,7 @@
 // The gateway's own module in Node: node module.mjs PATH-OF-GATEWAY.JS URL OPTIONS-AS-JSON
 // Prints a line of JSON for each record, gap, state and error. Takes lines of JSON, each
-// {"call": METHOD, "with": ARGUMENT}, and prints what comes of them.
+// {"call": METHOD, "with": ARGUMENT}, and prints what comes of them. The option `lifetime` has it
+// give tokens, numbered from 1, that hold for so many seconds.
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 import { EventSource } from "eventsource";
@@ -9,6 +10,14 @@ import WebSocket from "ws";
 const [file, url, given] = process.argv.slice(2);
 const { connect } = await import(pathToFileURL(file).href);
 
+const { lifetime, ...options } = JSON.parse(given);
+let tokens = 0;
+const base64 = (claims) => Buffer.from(JSON.stringify(claims)).toString("base64url");
+const token = () => {
+  const claims = { sub: "ada", jti: ++tokens, exp: Date.now() / 1000 + lifetime };
+  return `${base64({ alg: "none" })}.${base64(claims)}.x`;
+};
+
 const tell = (line) => process.stdout.write(JSON.stringify(line) + "\n");
 const told = (event) => (what, { position }) =>
   tell({ event, id: position ?? "", data: JSON.stringify(what) });
@@ -16,7 +25,8 @@ const told = (event) => (what, { position }) =>
 const stream = connect(url, {
   WebSocket,
   EventSource,
-  ...JSON.parse(given),
+  token: lifetime && token,
+  ...options,
   onrecord: told("message"),
   ondelete: told("delete"),
   ongap: told("gap"),
