@@ -26,7 +26,12 @@ from enum import Enum
 from typing import cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
@@ -70,6 +75,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _open = 0
     _deaf = False
     _refusal: RequestError | None = None
+    _running: RequestResponseCycle | None = None
     _timer: TimerHandle | None = None
 
     # `_size`:    bytes that came after the buffer in which the head, or the body, began.
@@ -77,6 +83,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # `_open`:    requests handed to the application and not answered to the end.
     # `_deaf`:    a request was refused; no more are read from this connection.
     # `_refusal`: it waits for the answers before it.
+    # `_running`: the request that is being answered.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -95,7 +102,16 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        running = self._running  # uvicorn tells the last request only, which may wait behind it
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+        self._running = None
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:

@@ -272,6 +272,17 @@ def test_a_websocket_is_handed_on_and_outlives_the_deadlines(hasty):
         assert wire.answer_head().status == 101
 
 
+def test_a_stream_with_requests_behind_it_is_told_that_its_client_went_away(served):
+    """uvicorn told the last of the requests only: the stream before it wrote on for ever."""
+    with Wire(served.port) as wire:
+        wire.send(get("/stream"))
+        assert wire.answer_head().status == 200
+        wire.send(get("/next"))
+        wire.chunk()
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    eventually(lambda: not served.server.server_state.tasks, "the stream's end")
+
+
 # Refusals
 
 
@@ -596,6 +607,7 @@ def test_any_bytes_get_the_same_answers_however_they_are_cut(pieces, data):
         "on_message_complete": [],
         "on_response_complete": [],
         "_should_upgrade": [],
+        "_start_asgi_task": ["cycle", "app"],
         "_unset_keepalive_if_required": [],
     }.items(),
 )
