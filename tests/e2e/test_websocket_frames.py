@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
 from support.any_topic import serving
 from support.bad_frames import BAD_EXTENSIONS, CLOSED, COMPRESSED, CUT, REFUSED, UNFIT_EXTENSIONS
-from support.gateways import Gateway, config_for
+from support.gateways import Gateway, config_for, running_gateway
 from support.neighbour import Neighbour, neighbour
 from support.raw_http import get
 from support.raw_websocket import (
     BINARY,
+    CLOSE,
     DEFLATE,
     PING,
     PONG,
@@ -167,3 +169,23 @@ def test_no_token_of_a_query_is_logged(gateway: Gateway):
             assert socket.answer_head().status in (101, 400)
             assert socket.closed() == 1002
     assert "hunter2" not in gateway.log
+
+
+async def test_a_gateway_that_ends_closes_every_socket_with_1012(kafka: EmbeddedKafka):
+    async with running_gateway(config_for(kafka.bootstrap, TOPICS)) as gateway:
+        with Socket.open(gateway.port) as idle, Socket.open(gateway.port, "/events/orders") as own:
+            assert answers(idle)
+            assert json.loads(own.text())["type"] == "begin"
+            stopping = asyncio.create_task(gateway.stop())
+            for socket in (idle, own):
+                code = await asyncio.to_thread(goodbye, socket)
+                assert code == 1012
+            assert await stopping == 0
+
+
+def goodbye(socket: Socket) -> int | None:
+    while (said := socket.said()).opcode != CLOSE:
+        pass
+    socket.send(frame(CLOSE, said.payload))
+    socket.closes()
+    return said.code
