@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
-import orjson
 from starlette.requests import HTTPConnection
 
 from ..hub.client import Client
@@ -128,9 +128,9 @@ def chosen(choice: Choice) -> dict[str, str]:
     """What a message chooses to see, as a query."""
     query: dict[str, str] = {}
     if choice.filter is not None:
-        query["filter"] = orjson.dumps(choice.filter).decode()
+        query["filter"] = json.dumps(choice.filter)  # orjson has no integers over 64 bits
     if choice.fields_ is not None:
-        query["fields"] = ",".join(choice.fields_)
+        query["fields"] = json.dumps(choice.fields_) if choice.fields_ else ""
     return query
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 import pytest
+import websockets
 from support.any_topic import serving
 from support.clients.raw import RawClient
 from support.gateways import Gateway, config_for
@@ -226,6 +228,43 @@ async def test_what_is_hidden_is_not_told_by_asking_about_it(
     refusal = await problem(gateway, "/shown", **query)
     assert refusal["status"] == 403
     assert "/card" in refusal["detail"]
+
+
+# On a WebSocket
+
+
+async def test_a_message_chooses_as_a_query_does(gateway: Gateway):
+    """Also what a query cannot say: an integer of more than 64 bits, a name with a comma."""
+    exact = {"value": {"/amount": {"gt": 18446744073709551616}}}
+    url = f"ws://127.0.0.1:{gateway.port}/ws"
+    async with asyncio.timeout(60), websockets.connect(url, proxy=None) as socket:
+        more = {"from": "earliest", "until": "latest"}
+        asked = [
+            {"id": "list", "path": "/any/pay-*,orders?filter=!/card&filter=!header.kind"},
+            {"id": "exact", "path": "/free", "filter": exact},
+            {"id": "fields", "path": "/free?filter=key=bob-1", "fields": ["/region", "/a,b"]},
+            {"id": "hidden", "path": "/shown", "filter": {"value": {"/card": "4711"}}},
+        ]
+        for each in asked:
+            await socket.send(json.dumps({"type": "subscribe", **each, **more}))
+        heard: dict[str, list[Any]] = {each["id"]: [] for each in asked}
+        errors: dict[str, str] = {}
+        left = set(heard)
+        while left:
+            message = json.loads(await socket.recv())
+            label = message["id"]
+            if message["type"] in ("records", "delete"):
+                heard[label] += message.get("records") or [message["record"]]
+            elif message["type"] == "error":
+                errors[label] = message["message"]
+            if message["type"] in ("end", "error"):
+                left.discard(label)
+        assert sorted((each["topic"], each["offset"]) for each in heard["list"]) == [
+            ("orders", 4), ("pay-eu", 0), ("pay-us", 0),
+        ]  # fmt: skip
+        assert [each["offset"] for each in heard["exact"]] == [2]
+        assert [each["value"] for each in heard["fields"]] == ['{"region":"eu"}']
+        assert errors.keys() == {"hidden"} and "/card" in errors["hidden"]
 
 
 # Resuming
