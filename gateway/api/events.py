@@ -57,7 +57,7 @@ class Record(NamedTuple):
 
     @property
     def position(self) -> str:
-        """The token to resume after this record; written when it is asked for (1 us).
+        """The token to resume after this record; written when it is asked for.
 
         Where positions come in batches (`Begin.resume` is `batch`) it is the last one before, and
         what came since then would come again. Empty for a record of another making.

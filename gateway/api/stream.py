@@ -177,7 +177,7 @@ class Stream:
                 raise StreamEnded(event.reason, event.position)
 
     def _close(self) -> None:
-        self._closed = True
+        self._closed, self._buffer = True, iter(())
         if self._client is not None:
             self._client.end("closed")
             self._client.close()
