@@ -84,7 +84,7 @@ class With(Section):
         default=None, description="When a stream is ended and reconnects. For load balancers."
     )
 
-    produce: bool = Field(
+    produce: Flag = Field(
         default=False,
         description="Whether clients may write records, over WebSocket. For their commands.",
     )

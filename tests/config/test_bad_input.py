@@ -232,6 +232,7 @@ CASES = {
     ),
     "filter by the client's own": (
         ROUTE + "topic: orders\n      filters: [{key: §'${query.filter}'}]\n", "?filter= another"),
+    "produce in words": (ROUTE + "topic: orders\n      produce: §yes\n", "'yes' true or false"),
     "clients' filters in words": (
         ROUTE + "topic: orders\n      clientFilters: §allowed\n", "'allowed' true or false"),
     "clients' fields in another spelling": (
