@@ -406,10 +406,11 @@ class Subscription:
         return place.offset < log.start
 
     def _reached(self, tp: TopicPartition) -> bool:
-        if self.until is None:
+        """An unverified place has reached nothing: its offset may be of another log."""
+        place = self.own[tp]
+        if self.until is None or place.offset is None or place.lineage == UNVERIFIED:
             return False
-        offset = self.own[tp].offset
-        return offset is not None and offset >= self.until.get(tp, 0)
+        return place.offset >= self.until.get(tp, 0)
 
     def _drop_backlog(self, tp: TopicPartition) -> None:
         for entry in self._backlog.pop(tp, ()):

@@ -223,3 +223,15 @@ def test_only_what_retention_took_ends_those_who_want_to_fail():
     gateway.turn(Gap(B, 4, 6, 0, Reason.RETENTION))
     assert taken(failing)[-1] == "gap 1 4 -> 0 6"
     assert failing.ended == "offset-out-of-range"
+
+
+def test_one_that_ends_at_an_offset_hears_first_what_became_of_its_place():
+    """It had read further than the topic that was made anew goes: it ended at once, untold."""
+    gateway = Gateway()
+    gateway.records(A, 0, 1)
+    sub = gateway.subscribe((A, Place(9, 0, UNVERIFIED)), until={A: 2, B: 0})
+    assert taken(sub) == [] and sub.ended is None
+    gap = Gap(A, 9, 0, NO_EPOCH, Reason.RECREATED)
+    sub.verified(A, Place(0, NO_EPOCH, 0), gap)
+    assert taken(sub) == ["gap 0 9 -> 0 0", "record 0 0 -> 1 0", "record 0 1 -> 2 0"]
+    assert sub.ended == "until"
