@@ -104,7 +104,10 @@ class Filter:
         for path, text in self._paths:
             if _text(value, path, value.at(path)) != text:
                 return False
-        return not self._more or all(holds(record, value) for holds in self._more)
+        for holds in self._more:  # noqa: SIM110
+            if not holds(record, value):
+                return False
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ tombstone stays one, key and headers are not touched. Fields stay where they are
 pointer finds in the projection what it finds in the value: what stands before an element of
 an array is null. Numbers stay as they are written.
 
-Measured, 3 of 6 fields of a value of 200 bytes: 1.0 us; 5 us where a number among them has
-a fraction, since orjson does not keep its digits (`core.exact`).
+Measured, 3 of 6 fields of a value of 200 bytes, once for all who want the same: 3 us; 7 us where
+one of them has a fraction, since orjson does not keep its digits (`core.exact`).
 """
 
 from __future__ import annotations
