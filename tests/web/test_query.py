@@ -226,3 +226,58 @@ def test_an_event_source_that_brings_such_a_token_by_itself_is_served_and_told()
 )
 def test_who_is_an_event_source(headers: dict[str, str], browser: bool):
     assert is_event_source(request("", **headers)) is browser
+
+
+@pytest.mark.parametrize(
+    ("target", "seconds"),
+    [
+        ("", None),
+        ("wait=", None),
+        ("wait=0", 0),
+        ("wait=0s", 0),
+        ("wait=30s", 30),
+        ("wait=30", 30),
+        ("wait=250ms", 0.25),
+        ("wait=5m", 300),
+    ],
+)
+def test_how_long_to_wait_for_a_page(target: str, seconds: float | None):
+    assert query.wait(request(target)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("wait=301s", r"\?wait=301s is longer than 5m"),
+        ("wait=1h", "is not understood; use 30s, 500ms, 5m or 0"),
+        ("wait=-1s", "is not understood"),
+        ("wait=1.5s", "is not understood"),
+        ("wait=9999999999", "is not understood"),
+        ("wait=1s&wait=2s", "is given 2 times"),
+    ],
+)
+def test_a_wait_that_is_none_is_a_400(target: str, said: str):
+    with pytest.raises(RequestError, match=said):
+        query.wait(request(target))
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        ("", False),
+        ("positions", True),
+        ("positions=", True),
+        ("positions=true", True),
+        ("positions=1", True),
+        ("positions=FALSE", False),
+        ("positions=0", False),
+    ],
+)
+def test_who_asks_for_positions(target: str, wanted: bool):
+    assert query.positions(request(target)) is wanted
+
+
+@pytest.mark.parametrize("target", ["positions=yes", "positions=1&positions=0"])
+def test_positions_that_are_neither_wanted_nor_not_are_a_400(target: str):
+    with pytest.raises(RequestError, match=r"\?positions="):
+        query.positions(request(target))
