@@ -89,9 +89,11 @@ class EmbeddedKafka:
         return servers.decode().split(",")
 
     def create_topic(self, name: str, partitions: int = 1, replication: int = 1) -> None:
+        """It can be written at once."""
         self._do("topic_create", name.encode(), partitions, replication)
 
     def delete_topic(self, name: str) -> None:
+        """Created again, it has another id."""
         self._do("topic_delete", name.encode())
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
@@ -128,6 +130,7 @@ class EmbeddedKafka:
         self._do("broker_set_down", node)
 
     def up(self, node: int) -> None:
+        """Accept connections again."""
         self._do("broker_set_up", node)
 
     def delay(self, node: int, seconds: float) -> None:
@@ -135,6 +138,7 @@ class EmbeddedKafka:
         self._do("broker_set_rtt", node, round(seconds * 1000))
 
     def close(self) -> None:
+        """End it, with all that it holds."""
         if self._cluster:
             self._library.rd_kafka_mock_cluster_destroy(self._cluster)
             self._library.rd_kafka_destroy(self._client)
