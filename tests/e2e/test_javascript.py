@@ -290,6 +290,11 @@ async def test_six_tabs_share_one_connection_and_closing_the_leading_one_loses_n
         left = {tab: start for tab, start in EARLY.items() if tab != "t1"}
         await are_complete(pages, oracle, left, FORMS)
         assert proxy.open_connections == 1
+        await tabs.look_at((await tabs.tabs())[-1])
+        if share == "channel":
+            await the_leading_tab_is_ousted(tabs, proxy, oracle)
+            await are_complete(pages, oracle, left, FORMS)
+            assert proxy.open_connections == 1
         for tab in await tabs.tabs():
             if tab != window:
                 await tabs.look_at(tab)
@@ -350,6 +355,15 @@ async def are_complete(
 def newest(oracle: Oracle) -> list[bytes | None]:
     """The last record of each partition."""
     return [oracle.acknowledged(tp)[-1].value for tp in START]
+
+
+async def the_leading_tab_is_ousted(tabs: Browser, proxy: TcpProxy, oracle: Oracle) -> None:
+    """As one is that its browser froze: its lock is taken away, and it follows from then on."""
+    before = len(proxy.connects)
+    writing = asyncio.create_task(write_slowly(oracle))
+    await tabs.run("navigator.locks.request('gateway.js/1 leader', {steal: true}, () => {})")
+    await until(lambda: len(proxy.connects) > before, "the next one's connection", WITHIN)
+    await writing
 
 
 async def write_slowly(oracle: Oracle) -> None:

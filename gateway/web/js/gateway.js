@@ -293,8 +293,10 @@ export class Stream extends EventTarget {
     if (attempt !== this.#attempt) return;
     if (position !== undefined) this.#received = position || null;
     if (type === "records") {
-      for (const what of told.records) this.#queue.push({ type: "record", what });
-      this.#queue.at(-1).position = position;
+      const last = told.records.length - 1;
+      told.records.forEach((what, n) => {
+        this.#queue.push({ type: "record", what, position: n === last ? position : undefined });
+      });
     } else if (type === "delete") this.#queue.push({ type, what: told.record, position });
     else this.#queue.push({ type: type.replace("-end", ""), what: told, position });
     this.#drain();
