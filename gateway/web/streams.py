@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -41,7 +43,11 @@ class Streams:
 
 
 def path_of(scope: Scope) -> str:
-    """The path, percent-encoded as it came, below the mount point if there is one."""
+    """The path, percent-encoded as it came, below the mount point if there is one. That one is
+    decoded in the scope, so its segments are compared."""
     path: str = scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if root and path.startswith(root + "/") else path
+    root: str = scope.get("root_path", "").rstrip("/")
+    segments, depth = path.split("/"), root.count("/") + 1
+    if root and len(segments) > depth and unquote("/".join(segments[:depth])) == root:
+        return "/" + "/".join(segments[depth:])
+    return path
