@@ -25,7 +25,9 @@ from gateway.core import channel, tail
 from gateway.core.record import Fault, Gap, Ready, Reason, TopicPartition
 from gateway.core.token import decode
 from gateway.hub import encoder, hub
+from gateway.hub import page as pages
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web import ndjson, query
 from gateway.web.demo import CONFIG
 from gateway.web.transport import GatewayProtocol
 
@@ -345,6 +347,10 @@ def test_the_sizes_of_ids_are_what_is_said():
         ("The gateway takes heads of 64 KB", GatewayProtocol.HEAD_BYTES == 1 << 16),
         ("takes nothing at all for 60 s is cut", GatewayProtocol.USER_TIMEOUT == 60),
         ("shared chunks (1 MiB a view)", ring() == 1 << 20),
+        ("at most 1,000 records", pages.RECORDS == 1000),
+        ("ends beyond 1 MiB", pages.BYTES == 1 << 20),
+        ("`?wait=` (up to `5m`)", query.LONGEST_WAIT == 300),
+        ("A token over 4 KB", ndjson.LONGEST_LINK == 4096),
     ],
 )
 def test_figures_in_running_text_are_those_of_the_code(said: str, is_so: bool):
