@@ -244,7 +244,8 @@ def test_demo_is_shown_where_it_was_asked_for(room):
     demo = Calls()
     room("gateway.web.demo", CONFIG="", demo=demo)
     assert gateway_with("demo", "--port", "0", "--no-browser").exit_code == 0
-    assert demo == [((), {"host": "127.0.0.1", "port": 0, "browser": False})]
+    asked = {"host": "127.0.0.1", "port": 0, "browser": False, "pages": None}
+    assert demo == [((), asked)]
 
 
 def test_a_busy_port_is_told_with_another(room):

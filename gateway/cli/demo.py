@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,10 @@ def demo(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8080,
     browser: Annotated[bool, typer.Option(help="Open the page.")] = True,
+    pages: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="A folder of yours to serve at /pages/."),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print its YAML, to start your own from.")
     ] = False,
@@ -26,6 +31,7 @@ def demo(
     \b
     gateway demo
     gateway demo --port 9000 --no-browser
+    gateway demo --pages examples
     gateway demo --print-config > gateway.yaml
     """
     from gateway.web.demo import CONFIG
@@ -35,7 +41,7 @@ def demo(
         typer.echo(CONFIG, nl=not CONFIG.endswith("\n"))
         return
     _must_be_free(host, port)
-    show(host=host, port=port, browser=browser)
+    show(host=host, port=port, browser=browser, pages=pages)
 
 
 def _must_be_free(host: str, port: int) -> None:

@@ -25,7 +25,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from ..api.gateway import Gateway
 from ..config import AccessControl, Settings
@@ -82,19 +83,21 @@ def create_app(
     """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
 
     access:  asked before every stream; the application's own, where it mounts the gateway.
-    pages:   files to serve, by path; one at `/` takes the place of the list of streams.
+    pages:   files and folders to serve, by path; a file at `/` takes the place of the list of
+             streams.
     startup: run beside it until it closes.
     Raises ConfigError for settings that this version cannot serve.
     """
     refuse_unserved(settings)
     gateway = Gateway(settings)
-    files = {path: _page(file) for path, file in (pages or {}).items()}
+    files = dict(pages or {})
+    home = files.pop("/", None)
     routes: list[BaseRoute] = [
         Route("/health/live", health.live),
         Route("/health/ready", health.ready),
         *assets.routes(),
-        *discovery.routes(settings, home=files.pop("/", None)),
-        *(Route(path, file) for path, file in files.items()),
+        *discovery.routes(settings, home=None if home is None else _page(home)),
+        *(_served(path, file) for path, file in files.items()),
     ]
     middleware = cors(settings.listen.access_control)
     app = Application(
@@ -144,6 +147,21 @@ def cors(access: AccessControl) -> list[Middleware]:
             max_age=int(access.max_age),
         )
     ]
+
+
+class Folder(StaticFiles):
+    """Files as they are by now: browsers ask for every use, and whoever edits sees it."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
+
+
+def _served(path: str, file: Path) -> BaseRoute:
+    if file.is_dir():
+        return Mount(path, Folder(directory=file, html=True))
+    return Route(path, _page(file))
 
 
 def _page(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:

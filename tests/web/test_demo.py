@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import re
 import webbrowser
+from pathlib import Path
 
+import httpx
 import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer
@@ -11,6 +13,7 @@ from aiokafka import AIOKafkaConsumer
 from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web import demo, discovery
+from gateway.web.app import create_app
 
 
 async def test_both_topics_are_written_to_until_it_is_cancelled():
@@ -91,3 +94,18 @@ async def test_the_page_is_opened_when_the_server_answers(monkeypatch: pytest.Mo
 )
 def test_the_address_printed_is_one_a_browser_can_use(host: str, url: str):
     assert demo.page_url(host, 80) == url
+
+
+async def test_a_folder_is_served_as_it_is_by_now_and_nothing_beside_it(tmp_path: Path):
+    (tmp_path / "secret").write_text("no")
+    page = tmp_path / "mine" / "page"
+    page.mkdir(parents=True)
+    settings = loads(demo.config(["127.0.0.1:1"], "127.0.0.1", 1))
+    transport = httpx.ASGITransport(create_app(settings, pages={"/pages": page.parent}))
+    async with httpx.AsyncClient(transport=transport, base_url="http://demo") as http:
+        for text in ("one", "another"):
+            (page / "index.html").write_text(text)
+            answer = await http.get("/pages/page/")
+            assert (answer.text, answer.headers["cache-control"]) == (text, "no-cache")
+        for path in ("/pages/none", "/pages/%2e%2e/secret", "/pages/page/../../secret"):
+            assert (await http.get(path)).status_code == 404, path

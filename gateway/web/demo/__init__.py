@@ -63,8 +63,14 @@ _ORDERS_EVERY = (0.15, 0.6)
 _SERVING_WITHIN = 15.0
 
 
-def demo(*, host: str = "127.0.0.1", port: int = 8080, browser: bool = True) -> None:
-    """Run the demo until SIGTERM or ^C. port 0: any free one."""
+def demo(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    browser: bool = True,
+    pages: Path | None = None,
+) -> None:
+    """Run the demo until SIGTERM or ^C. port 0: any free one. pages: a folder for `/pages/`."""
     from gateway.config import loads
     from gateway.web.server import serve
 
@@ -76,7 +82,9 @@ def demo(*, host: str = "127.0.0.1", port: int = 8080, browser: bool = True) -> 
         if browser:
             startup.append(partial(open_page, url))
         print(invitation(url), flush=True)
-        serve(settings, pages=PAGES, startup=startup)
+        print(f"embedded Kafka on {','.join(kafka.bootstrap)}", flush=True)
+        served = PAGES if pages is None else {**PAGES, "/pages": pages}
+        serve(settings, pages=served, startup=startup)
 
 
 def config(servers: Sequence[str], host: str, port: int) -> str:
