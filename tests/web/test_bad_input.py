@@ -435,7 +435,6 @@ def test_a_bad_body_ends_the_connection(gateway: Gateway, case: str) -> None:
 
 UPGRADES = {
     "h2c": b"h2c",
-    "websocket": b"websocket",
     "nonsense": b"\x80\x81",
 }
 
@@ -444,6 +443,13 @@ UPGRADES = {
 def test_an_upgrade_that_is_not_offered_is_ignored(gateway: Gateway, case: str) -> None:
     lines = (b"Connection: Upgrade", b"Upgrade: " + UPGRADES[case])
     assert ask(gateway, get("/health/live", *lines)).status == 200
+
+
+def test_a_websocket_without_its_headers_is_told_which_version_is_spoken(gateway: Gateway) -> None:
+    lines = (b"Connection: Upgrade", b"Upgrade: websocket")
+    answer = ask(gateway, get("/events/orders", *lines))
+    assert answer.status == 426
+    assert answer.headers["sec-websocket-version"] == "13"
 
 
 # Time

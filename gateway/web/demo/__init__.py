@@ -42,7 +42,7 @@ routes:
   - when: [{path: /events/host}]
     with: {topic: host}
   - when: [{path: /events/orders}]
-    with: {topic: orders}
+    with: {topic: orders, clientFilters: true, clientFields: true}
   - when: [{path: "/events/orders/{customer}"}]
     with:
       topic: orders
