@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..core.subscription import Subscription
@@ -20,7 +21,7 @@ RECORDS = 1000
 BYTES = 1 << 20
 GATHER = 0.05  # seconds from the first line on, while not all partitions have said what they hold
 SETTLE = 1.0  # seconds for them to say it to one who does not want to wait
-SLICE = 0.01  # seconds after which it is looked at again whether they have
+SLICES = (0.001, 0.016)  # seconds, doubled, after which it is looked at again whether they have
 
 WAITED = "wait"
 """The reason in the last line; of a page that ended for another, that one."""
@@ -34,6 +35,22 @@ class Page(NamedTuple):
     reason: str
 
 
+@dataclass(slots=True)
+class _Lines:
+    """What was gathered. since: when the first line came that is worth a page."""
+
+    wire: Ndjson
+    pieces: list[bytes] = field(default_factory=list)
+    size: int = 0
+    since: float | None = None
+
+    def add(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+        self.size += len(piece)
+        if self.since is None and self.wire.tells(piece):
+            self.since = asyncio.get_running_loop().time()
+
+
 async def read(client: Client, wire: Ndjson, wait: float) -> Page:
     """The next page of a client whose credit is its length in records.
 
@@ -41,27 +58,30 @@ async def read(client: Client, wire: Ndjson, wait: float) -> Page:
           with less of it, and BEGIN waits for the first of them as it does for a stream.
     Raises KafkaError if there is nothing, and no partition that could be read.
     """
-    now, subscription = asyncio.get_running_loop().time, client.subscription
+    due = asyncio.get_running_loop().time() + wait
     await client.ready()
-    away = _is_away(subscription)
-    due, ends = now() + (0 if away else wait), now() + max(0 if away else wait, SETTLE)
-    pieces = [client.begin()]
-    told = wire.tells(pieces[0])
-    size, by = len(pieces[0]), now() + GATHER if told else ends
-    while size < BYTES and subscription.credit and not subscription.ended:
-        settled, at = _settled(subscription), now()
-        if at >= by or (settled and (told or at >= due)):
-            break
-        piece = await _next(client, due if not told and at < due else min(by, at + SLICE))
-        pieces.append(piece)
-        size += len(piece)
-        if not told and wire.tells(piece):
-            told, by = True, now() + GATHER
-    if away and not told:
+    lines, away = _Lines(wire), _is_away(client.subscription)
+    lines.add(client.begin())
+    await _gather(client, lines, 0.0 if away else due)
+    if away and lines.since is None:
         raise KafkaError("no partition can be read for now; ask again")
     client.end(WAITED)
-    pieces.append(await client.next() or b"")
-    return Page(b"".join(pieces), subscription.position, subscription.ended or WAITED)
+    lines.add(await client.next() or b"")
+    subscription = client.subscription
+    return Page(b"".join(lines.pieces), subscription.position, subscription.ended or WAITED)
+
+
+async def _gather(client: Client, lines: _Lines, due: float) -> None:
+    """due: the time of the loop until which something is waited for."""
+    now, subscription = asyncio.get_running_loop().time, client.subscription
+    ends, pause = max(due, now() + SETTLE), SLICES[0]
+    while lines.size < BYTES and subscription.credit and not subscription.ended:
+        at, settled, told = now(), _settled(subscription), lines.since is not None
+        by = ends if lines.since is None else lines.since + GATHER
+        if at >= by or (settled and (told or at >= due)):
+            return
+        lines.add(await _next(client, due if not told and at < due else min(by, at + pause)))
+        pause = min(2 * pause, SLICES[1])
 
 
 def _is_away(subscription: Subscription) -> bool:
