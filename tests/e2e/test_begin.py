@@ -7,6 +7,7 @@ Figures are printed (`pytest -s`); what is asserted is loose.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -18,7 +19,7 @@ from support.brokers import Broker
 from support.clients.wires import Wire, every_wire, over
 from support.flow import Clocked, Flow
 from support.gateways import Gateway, config_for, running_gateway
-from support.oracle import Oracle
+from support.oracle import Acked, Oracle, heard
 from support.proxy import Api, KafkaProxy
 from support.until import until
 
@@ -137,6 +138,56 @@ async def test_a_hidden_leader_is_pending_and_its_records_come_once_it_shows(kaf
             await s.end(client)
             for tp in s.out:
                 assert client.offsets[tp][0][1] <= ends[tp], "since the connect"
+
+
+async def test_pages_do_not_wait_for_a_hidden_leader_and_miss_nothing_of_it(kafka3):
+    async with scene(kafka3) as s:
+        await s.proxy[NODE].hide()
+        async with running_gateway(s.config()) as gateway:
+            pages = Pages(gateway.base_url, f"/records/{s.topic}?wait=30s")
+            async with pages.http:
+                ends = {tp: len(s.flow.acked[tp]) for tp in s.out}
+                while not pages.firsts.keys() >= s.others or len(pages.took) < 5:
+                    await pages.turn()
+                assert not pages.firsts.keys() & s.out
+                assert max(pages.took) < LOOSE
+                shown = time.monotonic()
+                await s.proxy[NODE].unhide()
+                while not pages.firsts.keys() >= s.out:
+                    await pages.turn()
+                told("pages", each=pages.took, flows_after_unhiding=time.monotonic() - shown)
+                await s.flow.stop()
+                while s.oracle.missing(heard(pages.events), pages.due):
+                    await pages.turn()
+            s.oracle.check_events(pages.events)
+            assert all(pages.firsts[tp] <= ends[tp] for tp in s.out), "since the connect"
+
+
+class Pages:
+    """Goes from page to page. took: seconds for each. firsts: of each partition, the first
+    offset."""
+
+    def __init__(self, base_url: str, follow: str) -> None:
+        lines = {"Accept": "application/x-ndjson"}
+        self.http = httpx.AsyncClient(base_url=base_url, headers=lines, trust_env=False, timeout=60)
+        self.events: list[dict[str, str]] = []
+        self.firsts: dict[TopicPartition, int] = {}
+        self.took: list[float] = []
+        self._follow = follow
+
+    async def turn(self) -> None:
+        answer = await self.http.get(self._follow)
+        assert answer.status_code == 200, answer.text
+        self.took.append(answer.elapsed.total_seconds())
+        self._follow = answer.links["next"]["url"]
+        for line in answer.text.splitlines()[:-1]:
+            record = json.loads(line)
+            tp = TopicPartition(record["topic"], record["partition"])
+            self.firsts.setdefault(tp, record["offset"])
+            self.events.append({"event": "message", "id": "", "data": line})
+
+    def due(self, acked: Acked) -> bool:
+        return acked.offset >= self.firsts[acked.tp]
 
 
 async def test_a_start_in_the_past_does_not_wait_for_a_hidden_leader_either(kafka3):
