@@ -9,11 +9,11 @@ bytes go out with ids of their own; all who miss the same form a cohort and shar
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from .position import Position
+from .position import Place, Position
 from .record import Entry, Gap, Ready, Reason, Record, TopicPartition
 from .tail import Tail, Turn
 from .token import overlay, seal
@@ -123,6 +123,12 @@ class Channel:
     def head(self) -> int:
         """The number of the next chunk."""
         return self.first + len(self._ring)
+
+    @property
+    def oldest(self) -> Mapping[TopicPartition, Place]:
+        """The position before the first chunk of the ring."""
+        tail = self.tail
+        return tail.position_before(self.chunk(self.first).turn) if self._ring else tail.position
 
     def chunk(self, seq: int) -> Chunk:
         return self._ring[seq - self.first]

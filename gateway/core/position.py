@@ -35,5 +35,11 @@ class Place(NamedTuple):
     def pending(self) -> bool:
         return self.offset is None
 
+    def is_behind(self, other: Place) -> bool:
+        """In the same lineage, and both are known."""
+        if self.lineage != other.lineage or self.offset is None or other.offset is None:
+            return False
+        return self.offset < other.offset
+
 
 Position: TypeAlias = dict[TopicPartition, Place]

@@ -77,6 +77,8 @@ class Subscription:
         self._backlog_bytes = 0
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
         self._skipped: set[TopicPartition] = set()
+        self._short: set[TopicPartition] = set()
+        self._seen = channel.first
         self._key: CohortKey | None = None
         self._turns: deque[TopicPartition] = deque()
         self.more = False
@@ -115,6 +117,7 @@ class Subscription:
         if self.ended:
             return b""
         self._out, self._events, self._left, self._writer = [], [], budget, None
+        self._run_short()
         self._skip()
         self._tell()
         self._ride()
@@ -221,8 +224,23 @@ class Subscription:
             self.credit -= cost
             return True
         if self.credit:
-            self._part(self.channel.tail.position_before(chunk.turn))
+            self._short |= self._part(self.channel.tail.position_before(chunk.turn))
         return False
+
+    def _run_short(self) -> None:
+        """What it reads alone for want of credit it is slow with, once the ring is past it."""
+        channel, self._short = self.channel, self._short & self.own.keys()
+        if not self._short or self.slow is SlowClient.CATCH_UP or self._seen == channel.first:
+            return
+        self._seen = channel.first
+        oldest = channel.oldest
+        if not any(self.own[tp].is_behind(oldest[tp]) for tp in self._short):
+            return
+        if self.slow is SlowClient.DISCONNECT:
+            self.ended = "slow"
+        else:
+            self._skipped |= self._short
+            self._short = set()
 
     def _own_all(self) -> None:
         self.cursor = self.channel.head
@@ -257,10 +275,8 @@ class Subscription:
         skipped, self._skipped = self._skipped, set()
         for tp in sorted(skipped & self.own.keys()):
             place, now = self.own[tp], self.channel.tail.position[tp]
-            if place.lineage != now.lineage:
-                continue  # where the log itself went back, that is what is told
-            if place.offset is not None and now.offset is not None and place.offset < now.offset:
-                gap = Gap(tp, place.offset, now.offset, now.epoch, Reason.SKIPPED)
+            if place.is_behind(now):  # where the log itself went back, that is what is told
+                gap = Gap(tp, place.offset or 0, now.offset or 0, now.epoch, Reason.SKIPPED)
                 self._told.append((tp, now, gap))
 
     def _tell(self) -> None:
@@ -298,8 +314,10 @@ class Subscription:
     def _read(self, tp: TopicPartition) -> bool:
         """Send what there is of one partition; False if there was nothing."""
         log = self.channel.tail.logs.get(tp)
-        if log is None or self.credit == 0 or not self._placed(tp, log):
+        if log is None or not self._placed(tp, log):
             return False
+        if self.credit == 0:
+            return self._join(tp, log)
         quantum = self._left - QUANTUM
         progress = False
         for entry in self._entries(tp, log):

@@ -67,6 +67,7 @@ class Client:
         self._refused = refused
         self._ids = dict(shared.tail.ids)
         self._woken = asyncio.Event()
+        self._changed: asyncio.Future[None] | None = None  # what `ready` waits for
         self._rang = False
         self._ends = 0.0
         self._ended = False
@@ -75,12 +76,13 @@ class Client:
         subscription.wake = self._woken.set
 
     async def ready(self) -> None:
-        """Return when BEGIN is due: with the first ready partition, or when time is up."""
+        """Return when BEGIN is due: with the first ready partition, when time is up, or when the
+        stream was told to end."""
         loop = asyncio.get_running_loop()
         tail = self._shared.tail
         self._hub.feeds.refresh_readiness(self._shared)
-        while not self._begins(loop.time()):
-            changed = loop.create_future()
+        while not (self.subscription.ended or self._begins(loop.time())):
+            changed = self._changed = loop.create_future()
             self._shared.changed.add(changed)
             try:
                 begun = tail.readiness.begins(self._deadline, loop.time())
@@ -147,6 +149,8 @@ class Client:
         """End the stream with an `end` event."""
         self.subscription.ended = self.subscription.ended or reason
         self._woken.set()
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
     def close(self) -> None:
         self._hub.leave(self)

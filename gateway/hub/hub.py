@@ -125,6 +125,8 @@ class Hub:
             since=start.since,
         )
         self.clients.add(client)
+        if self.draining:
+            client.end("drain")
         return client
 
     def _patience(self, view: View) -> float:

@@ -109,7 +109,8 @@ class MessageEncoder:
         batch: list[bytes] = []
         size, last = 0, None
         for _, head, text, _ in events:
-            if type(head) is Told or size > BATCH:
+            # A position is that after the last record, also where not every record has one.
+            if type(head) is Told or size > BATCH or (text is None and last is not None):
                 self._flush(out, batch, last, view)
                 size, last = 0, None
             if type(head) is Told:
@@ -117,7 +118,7 @@ class MessageEncoder:
             else:
                 batch.append(head)
                 size += len(head)
-                last = text or last
+                last = text
         self._flush(out, batch, last, view)
         return b"".join(out)
 

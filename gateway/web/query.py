@@ -21,6 +21,7 @@ from ..hub.resume import Start
 
 _AGO = re.compile(r"-([0-9]{1,9})(ms|s|m|h|d)")
 _COUNT = re.compile(r"[0-9]{1,12}")
+_CREDIT = re.compile(r"[0-9]{1,16}")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _WAIT = re.compile(r"([0-9]{1,9})(ms|s|m)?")
 LONGEST_WAIT = 300.0  # seconds
@@ -135,7 +136,7 @@ def _until(request: HTTPConnection) -> tuple[Literal["latest"] | int | None, int
 
 
 def _credit(text: str) -> int:
-    if not _COUNT.fullmatch(text):
+    if not _CREDIT.fullmatch(text):
         raise _bad(f"?credit={text[:64]} is not a number of records; leave it out for no limit")
     return int(text)
 

@@ -57,11 +57,12 @@ class Routes:
         for pattern, route in self._routes:
             params = pattern.match(path)
             if params is not None:
-                self._must_run()
+                self.must_run()
                 return Match(route, params)
         raise HTTPException(404)
 
-    def _must_run(self) -> None:
+    def must_run(self) -> None:
+        """Raises RequestError 503 where nobody started the gateway."""
         if not self.hub.started:
             if not self._told:
                 log.error(NOT_STARTED)

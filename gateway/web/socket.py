@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket as Connection
@@ -17,7 +19,11 @@ class Disconnected(Exception):
 
 
 class Socket:
-    """See the module. deflate: frames may be compressed."""
+    """See the module. deflate: frames may be compressed.
+
+    The streams of a socket take turns: whoever sends again waits behind those who wait already,
+    and what the client does not take is at most one piece of one of them.
+    """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.connection = Connection(scope, receive, send)
@@ -26,6 +32,7 @@ class Socket:
         self._frames = frames is not None
         self.deflate = bool(frames and frames["deflate"])
         self.closed = False
+        self._turns = asyncio.Lock()  # first come, first served
 
     async def accept(self) -> None:
         """Of what the client offers, PROTOCOL is taken; a bearer token there is never echoed."""
@@ -52,17 +59,18 @@ class Socket:
 
     async def send(self, frames: bytes) -> None:
         """Finished frames, once there is room for them. Raises Disconnected."""
-        if self.closed:
-            raise Disconnected
-        try:
-            if self._frames:
-                await self._send({"type": FRAMES, "data": frames})
-                return
-            for text in messages(frames):
-                await self._send({"type": "websocket.send", "text": text})
-        except OSError:  # what servers raise for one who is gone (ASGI 2.4)
-            self.closed = True
-            raise Disconnected from None
+        async with self._turns:
+            if self.closed:
+                raise Disconnected
+            try:
+                if self._frames:
+                    await self._send({"type": FRAMES, "data": frames})
+                    return
+                for text in messages(frames):
+                    await self._send({"type": "websocket.send", "text": text})
+            except OSError:  # what servers raise for one who is gone (ASGI 2.4)
+                self.closed = True
+                raise Disconnected from None
 
     async def close(self, code: int, reason: str = "") -> None:
         if self.closed:

@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import HTTPConnection
 
-from ..hub.client import Client
+from ..hub.client import BUDGET, Client
 from ..hub.messages import CHANGED, WebSocket
 from .messages import Choice, Subscribe
 from .routes import Match, Routes
 from .socket import Socket
 
 Query: TypeAlias = list[tuple[str, str]]  # a name may be there again: filters are ANDed
+
+MOST_CREDIT = 2**53
+
+
+class Next(NamedTuple):
+    """What a stream is to show from its next opening on."""
+
+    match: Match
+    path: str
+    query: Query
+    topics: tuple[str, ...]
 
 
 class Subscribed:
@@ -37,9 +48,15 @@ class Subscribed:
         self._routes = routes
         self._socket = socket
         self._client: Client | None = None
-        self._next: tuple[Match, str, Query] | None = None
+        self._begun = False  # a change waits for BEGIN, when it is found out where to start
+        self._next: Next | None = None
         self._stopped = False
         self._granted = 0
+
+    @property
+    def matches(self) -> list[Match]:
+        """What it shows, and what it was told to show next."""
+        return [self.match] if self._next is None else [self.match, self._next.match]
 
     async def run(self) -> None:
         """Send it all. Raises RequestError, TokenError and KafkaError when it cannot be opened,
@@ -53,7 +70,7 @@ class Subscribed:
                 await self._send(client)
             finally:
                 client.close()
-                self._client = None
+                self._client, self._begun = None, False
             self.reason = client.subscription.ended or ""
             if self._next is None or self.reason != CHANGED:
                 return
@@ -67,15 +84,22 @@ class Subscribed:
             self._granted += records
 
     async def change(self, choice: Choice) -> None:
-        """Show something else from where it stands. Raises RequestError for what cannot be."""
+        """Show something else from where it stands. A path brings its own query; without one, all
+        that is not chosen stays as the last change left it. Raises RequestError for what cannot
+        be, and HTTPException 404; all is as it was then."""
         path, query = self.path, self.query
+        if self._next is not None:
+            path, query = self._next.path, self._next.query
         if choice.path is not None:
+            ends = [pair for pair in query if pair[0] == "until"]
             path, query = split(choice.path)
+            query = query if "until" in dict(query) else query + ends
         query = over(query, chosen(choice))
         match = self._routes.match(path)
-        await self._routes.view(match, request_of(path, query, self._socket.connection))
-        self._next = match, path, query
-        if self._client is not None:
+        request = request_of(path, query, self._socket.connection)
+        view = await self._routes.view(match, request)
+        self._next = Next(match, path, query, view.topics)
+        if self._client is not None and self._begun:
             self._client.end(CHANGED)
 
     def stop(self) -> None:
@@ -89,21 +113,29 @@ class Subscribed:
         self._granted = 0
         if self._stopped:
             client.end("unsubscribed")
-        elif self._next is not None:
-            client.end(CHANGED)
         await client.ready()
+        self._begun = True
+        if self._next is not None:
+            client.end(CHANGED)
         async for data in client.stream():
             if data:
                 await self._socket.send(data)
+            if len(data) >= BUDGET // 2:
+                await asyncio.sleep(0)  # a client that takes all at once leaves turns to others
 
     def _move_on(self, client: Client) -> None:
+        """From where the client stands; among topics of which it read none, as a new stream."""
         assert self._next is not None
-        self.match, self.path, query = self._next
-        credit = client.subscription.credit
-        told = {"lastEventId": client.subscription.position.decode()}
-        told |= {} if credit is None else {"credit": str(credit)}
-        self.query = over([pair for pair in query if pair[0] not in ("from", "credit")], told)
+        self.match, self.path, query, topics = self._next
         self._next = None
+        told, subscription = {"credit": "", "lastEventId": ""}, client.subscription
+        if subscription.credit is not None:
+            told["credit"] = str(min(subscription.credit, MOST_CREDIT))
+        if subscription.count is not None:
+            told["until"] = str(subscription.count)
+        if not subscription.channel.tail.ids.keys().isdisjoint(topics):
+            told["lastEventId"] = subscription.position.decode()
+        self.query = over(query, told)
 
 
 def asked(message: Subscribe) -> tuple[str, Query]:
@@ -127,9 +159,9 @@ def over(query: Iterable[tuple[str, str]], told: Mapping[str, str]) -> Query:
 def chosen(choice: Choice) -> dict[str, str]:
     """What a message chooses to see, as a query."""
     query: dict[str, str] = {}
-    if choice.filter is not None:
-        query["filter"] = json.dumps(choice.filter)  # orjson has no integers over 64 bits
-    if choice.fields_ is not None:
+    if "filter" in choice.model_fields_set:  # orjson has no integers over 64 bits
+        query["filter"] = "" if choice.filter is None else json.dumps(choice.filter)
+    if "fields_" in choice.model_fields_set:
         query["fields"] = json.dumps(choice.fields_) if choice.fields_ else ""
     return query
 

@@ -46,7 +46,9 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
                 403, "Foreign origin", "pages of this origin may not connect; see access-control"
             )
         own = None
-        if path != MULTIPLEX:
+        if path == MULTIPLEX:
+            routes.must_run()
+        else:
             query = connection.query_params.multi_items()
             own = Subscribed(routes, socket, None, path, query)
             await routes.check(own.match, connection)
@@ -78,6 +80,8 @@ class Session:
         try:
             if self._own is not None:
                 self._begin(self._own)
+            if hub.draining:  # since the handshake
+                self._leave()
             while True:
                 await self._hear(await self._socket.receive())
         except Disconnected:
@@ -96,8 +100,8 @@ class Session:
         self._do(self._close_after_streams())
 
     async def _close_after_streams(self) -> None:
-        running = [stream.done.wait() for stream in self._streams.values()]
-        await asyncio.gather(*running)
+        while self._streams:  # one that is subscribed to now is ended, too
+            await asyncio.gather(*(stream.done.wait() for stream in self._streams.values()))
         await self._socket.close(RESTART, "the gateway restarts; come back")
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
@@ -162,11 +166,12 @@ class Session:
 
     async def _change(self, said: Change) -> None:
         stream = self._stream(said.id)
+        match = stream.matches[-1]
         if said.path is not None:
             if self._own is not None:
                 raise _bad("this socket is the stream of its path; leave 'path' out", said.id)
             match = self._routes.match(said.path.partition("?")[0])
-            await self._routes.check(match, self._socket.connection, self._token)
+        await self._routes.check(match, self._socket.connection, self._token)
         await stream.change(said)
 
     def _stream(self, label: str | None) -> Subscribed:
@@ -178,8 +183,8 @@ class Session:
 
     async def _renew(self, jwt: str) -> None:
         """The new token must be good for every stream that runs; the old one stays otherwise."""
-        for stream in self._streams.values():
-            await self._routes.check(stream.match, self._socket.connection, jwt)
+        for match in [each for stream in self._streams.values() for each in stream.matches]:
+            await self._routes.check(match, self._socket.connection, jwt)
         self._token = jwt
         await self._answer("renewed")
 

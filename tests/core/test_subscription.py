@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.rendering import Rendering
 
 from gateway.core.channel import Channel, trim
@@ -235,3 +236,51 @@ def test_one_that_ends_at_an_offset_hears_first_what_became_of_its_place():
     sub.verified(A, Place(0, NO_EPOCH, 0), gap)
     assert taken(sub) == ["gap 0 9 -> 0 0", "record 0 0 -> 1 0", "record 0 1 -> 2 0"]
     assert sub.ended == "until"
+
+
+def test_a_client_gets_no_more_than_was_granted_and_rides_again_once_there_is_enough():
+    gateway = Gateway()
+    sub = gateway.subscribe(credit=1)
+    gateway.turn(*(record(A, offset) for offset in range(3)))
+    assert taken(sub) == ["record 0 0 -> 1 0"]
+    gateway.records(B, 0)
+    assert taken(sub) == []
+    sub.credit = 9
+    assert taken(sub) == ["record 1 0 -> 1 1", "record 0 1 -> 2 1", "record 0 2 -> 3 1"]
+    assert (sub.credit, sub.own) == (6, {})
+
+
+def test_without_credit_one_that_stands_where_the_channel_stands_rides():
+    gateway = Gateway()
+    gateway.records(A, 0)
+    sub = gateway.subscribe((A, Place(0)), credit=1)
+    assert taken(sub) == ["record 0 0 -> 1 0"]
+    sub.own[A] = Place(1)
+    taken(sub)
+    assert not sub.own
+
+
+@pytest.mark.parametrize("credit", [0, 1])
+def test_one_without_credit_that_the_ring_is_past_is_slow(credit: int):
+    """Whether it waits in the ring, or reads alone since a chunk held more than it may get."""
+
+    def behind(slow: SlowClient) -> tuple[Subscription, list[str]]:
+        gateway = Gateway(ring=2000)
+        sub = gateway.subscribe(credit=credit, slow=slow)
+        gateway.turn(*(record(A, offset) for offset in range(3)))
+        got = taken(sub)
+        gateway.records(A, *range(3, 20))
+        got += taken(sub)
+        if slow is SlowClient.SKIP:
+            assert not sub.own, "it rides again"
+        gateway.records(A, 20)
+        sub.credit = 100
+        return sub, got + taken(sub)
+
+    first = ["record 0 0 -> 1 0"] if credit else []
+    sub, got = behind(SlowClient.SKIP)
+    assert got == [*first, f"gap 0 {credit} -> 20 0", "record 0 20 -> 21 0"]
+    sub, got = behind(SlowClient.DISCONNECT)
+    assert (got, sub.ended) == (first, "slow")
+    sub, got = behind(SlowClient.CATCH_UP)
+    assert [line.split()[2] for line in got] == [str(offset) for offset in range(21)]

@@ -93,6 +93,13 @@ def test_an_envelope_is_the_object_that_sse_has():
     assert message == {"type": "records", "records": [json.loads(payload)]}
 
 
+def test_where_not_every_record_has_a_position_it_is_still_that_after_the_last_of_a_message():
+    said = sent(OWN, (record(1), None), (record(2), b"two"), (record(3), None))
+    assert [(len(each["records"]), each.get("position")) for each in said] == [
+        (2, position(b"two")), (1, None)
+    ]  # fmt: skip
+
+
 def test_a_long_run_is_cut_into_several_messages():
     size = BATCH // 4
     long = [(record(n, b'"%b"' % (b"x" * size)), b"%d" % n) for n in range(10)]
