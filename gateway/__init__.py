@@ -14,7 +14,7 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing itself would take most of the time: 10 ms instead of 1.4
 if TYPE_CHECKING:
     from .api.events import Begin, End, Event, Fault, Gap, Position, Ready, Record
-    from .api.gateway import Gateway
+    from .api.gateway import Gateway, Produced
     from .api.stream import Stream
     from .config import Settings, load, loads
     from .errors import (
@@ -42,7 +42,7 @@ __version__ = "0.1.0"
 
 _ROOMS = {
     "api.events": "Begin End Event Fault Gap Position Ready Record",
-    "api.gateway": "Gateway",
+    "api.gateway": "Gateway Produced",
     "api.stream": "Stream",
     "config": "Settings load loads",
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable ConfigError GatewayError "
@@ -74,6 +74,7 @@ __all__ = [
     "LocalBrokerError",
     "PartitionFailed",
     "Position",
+    "Produced",
     "Ready",
     "Record",
     "RequestError",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from pydantic import ValidationError
 
@@ -13,12 +13,15 @@ from ..config import Settings, load
 from ..config.problems import dotted
 from ..errors import ConfigError, GatewayError
 from ..hub.hub import Hub
+from ..hub.writer import Produced, Writer
 from ..kafka.cluster import Cluster, ClusterSettings
 from .asked import From, Until, start_of, view_of
 from .events import Gap
-from .stream import Stream
+from .stream import NOT_RUNNING, Stream
 
-__all__ = ["Gateway"]
+__all__ = ["Gateway", "Produced"]
+
+Header: TypeAlias = tuple[str, bytes | str | None]
 
 
 class Gateway:
@@ -50,6 +53,7 @@ class Gateway:
             self.settings = settings if isinstance(settings, Settings) else load(settings or "")
         self.cluster = Cluster(ClusterSettings.of(self.settings.kafka))
         self.hub = Hub(self.cluster, self.settings)
+        self._writer: Writer | None = None
 
     async def start(self) -> None:
         """Begin to reach for Kafka; returns at once. Raises GatewayError if it runs already."""
@@ -62,6 +66,7 @@ class Gateway:
             )
         await self.cluster.start()
         await self.hub.start()
+        self._writer = self.hub.publisher.writer()
 
     async def close(self) -> None:
         """End all streams and close all connections; nothing of it is left."""
@@ -106,6 +111,41 @@ class Gateway:
         """
         view = view_of(topics, filters, fields)
         return Stream(self.hub, view, start_of(start, position, until), on_gap)
+
+    async def produce(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Mapping[str, bytes | str | None] | Iterable[Header] = (),
+        partition: int | None = None,
+        idempotency_key: str | None = None,
+    ) -> Produced:
+        """Write one record; returns where it is once Kafka has it on all replicas in sync.
+
+        value:     text is its UTF-8 bytes, None a tombstone. key: None for none.
+        headers:   names and contents; pairs where a name comes more than once.
+        partition: by the key if not given, as every Kafka client has it.
+        idempotency_key: such as a UUID; the same record with the same key, tried again within
+                   ten minutes, by this process or another, is in Kafka once (`repeated`).
+        Records of one partition are written in the order of the calls.
+        Raises UnknownTopic, AccessDenied, AuthenticationFailed; BrokerUnavailable (with `timeout`
+        it may yet be written: repeat it with its idempotency key); KeyReused; RequestError for
+        what Kafka does not take; GatewayError if this gateway does not run.
+        """
+        if self._writer is None or not self.hub.started:
+            raise GatewayError(NOT_RUNNING)
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        contents = [(name, _bytes(content)) for name, content in pairs]
+        return await self._writer.send(
+            topic, _bytes(key), _bytes(value), contents,
+            partition=partition, idempotency_key=idempotency_key,
+        )  # fmt: skip
+
+
+def _bytes(given: bytes | str | None) -> bytes | None:
+    return given.encode() if isinstance(given, str) else given
 
 
 def _of_servers(servers: str | Iterable[str], kafka: dict[str, Any]) -> Settings:

@@ -33,6 +33,7 @@ __all__ = ["Stream"]
 
 log = logging.getLogger(__name__)
 
+NOT_RUNNING = "this Gateway does not run; use it within `async with Gateway(...)`"
 QUIET = 3600.0  # seconds between heartbeats, which nobody here needs
 
 
@@ -141,13 +142,10 @@ class Stream:
         if self._begun:
             return False
         if not self._hub.started:
-            raise GatewayError("this Gateway does not run; use it within `async with Gateway(...)`")
+            raise GatewayError(NOT_RUNNING)
         if self._client is None:
             self._loop = asyncio.get_running_loop()
-            wire, slow = Objects(self._view.fields), SlowClient.CATCH_UP
-            self._client = await self._hub.subscribe(
-                self._view, self._start, wire, heartbeat=QUIET, slow=slow
-            )
+            self._client = await self._subscribed()
         await self._client.ready()
         if self._closed:
             self._client.close()
@@ -157,6 +155,19 @@ class Stream:
         self._encoder, self._begun = encoder, True
         self._fill(encoder.read(self._client.begin(), "", self._view.digest))
         return True
+
+    async def _subscribed(self) -> Client:
+        wire, slow = Objects(self._view.fields), SlowClient.CATCH_UP
+        try:
+            return await self._hub.subscribe(
+                self._view, self._start, wire, heartbeat=QUIET, slow=slow
+            )
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._hub.draining and task is not None and not task.cancelling():
+                # It is the opening of the topic that was cancelled, with the gateway.
+                raise StreamEnded("closed", "") from None
+            raise
 
     def _fill(self, events: list[Event]) -> None:
         if events:

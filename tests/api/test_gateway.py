@@ -85,3 +85,47 @@ def test_it_is_started_again_in_other_loops_and_leaves_nothing(embedded: Embedde
 
     for _ in range(3):
         asyncio.run(once())
+
+
+async def test_a_record_is_written_as_given_and_told_where(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 3)
+    async with (
+        asyncio.timeout(60),
+        Gateway(servers=embedded.bootstrap) as gateway,
+        gateway.subscribe("orders") as stream,
+    ):
+        headers = [("a", b"\xff"), ("a", "text")]
+        written = await gateway.produce("orders", b"\xfe", key="ada", headers=headers)
+        record = await anext(stream)
+        assert record[:3] == written[:3]
+        assert (record.key, record.value) == (b"ada", b"\xfe")
+        assert record.headers == (("a", b"\xff"), ("a", b"text"))
+        again = await gateway.produce("orders", None, key=b"ada", headers={"b": None})
+        assert again[:3] == ("orders", written.partition, written.offset + 1)
+        record = await anext(stream)
+        assert (record.value, record.headers) == (None, (("b", None),))
+
+
+async def test_a_record_with_an_idempotency_key_is_written_once(embedded: EmbeddedKafka):
+    """By another process too, which reads the keys in the log first."""
+    embedded.create_topic("orders", 3)
+    async with asyncio.timeout(60):
+        told = []
+        for _ in range(2):
+            async with Gateway(servers=embedded.bootstrap) as gateway:
+                for _ in range(2):
+                    told.append(await gateway.produce("orders", "1", idempotency_key="one"))
+        assert [each.repeated for each in told] == [False, True, True, True]
+        assert len({each[:3] for each in told}) == 1
+        async with Gateway(servers=embedded.bootstrap) as gateway:
+            stream = gateway.subscribe("orders", start="earliest", until="latest")
+            assert [record.value async for record in stream] == [b"1"]
+
+
+async def test_a_gateway_that_does_not_run_writes_nothing(embedded: EmbeddedKafka):
+    gateway = Gateway(servers=embedded.bootstrap)
+    for _ in range(2):
+        with pytest.raises(GatewayError, match="does not run"):
+            await gateway.produce("orders", b"1")
+        async with gateway:
+            pass

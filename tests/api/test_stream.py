@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
@@ -318,6 +319,20 @@ async def test_a_loop_cut_short_by_the_end_of_its_gateway_is_told(orders: Embedd
     assert ended.value.position
     told = [event async for event in events]
     assert isinstance(told[-1], End) and told[-1].reason == "closed"
+
+
+async def test_an_opening_cut_short_by_the_end_of_its_gateway_is_told_too():
+    """Who waits was not cancelled, and must not be told so."""
+    topics = [{"name": "orders", "partitionReadyTimeout": "60s"}]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        gateway = Gateway(servers=f"127.0.0.1:{port}", topics=topics, requestTimeout="60s")
+        await gateway.start()
+        opening = asyncio.create_task(anext(gateway.subscribe("orders")))
+        await until(lambda: gateway.hub.topics.wanted, "the opening", PATIENCE)
+        await gateway.close()
+        with pytest.raises(StreamEnded, match="closed"):
+            await asyncio.wait_for(opening, PATIENCE)
 
 
 async def test_who_waits_for_a_stream_closed_by_another_task_is_let_go(gateway: Gateway):
