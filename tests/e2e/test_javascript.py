@@ -322,7 +322,9 @@ async def open_all(tabs: Browser, pages: Pages, oracle: Oracle, share: str) -> s
 
 
 async def is_sent_once(pages: Pages, proxy: TcpProxy, oracle: Oracle) -> None:
-    """Equal streams are one subscription: of six, two are sent."""
+    """Equal streams are one subscription, once they stand together: of six, two are sent."""
+    await oracle.produce(TOPIC, 3)
+    await are_complete(pages, oracle, EARLY, FORMS)
     before, size = proxy.to_client, 0
     for _ in range(40):
         noise = base64.b64encode(os.urandom(1500)).decode()

@@ -23,6 +23,7 @@ const YIELDED = new Set(["record", "delete", "gap", "snapshot"]);
 const SILENCE = 15_000; // ms after which a socket is pinged; after twice that it is given up
 const PATIENCE = 10_000; // ms for a worker to begin, or for a leading tab to answer
 const SAVE_EVERY = 250; // ms
+const RECENT = 64; // messages kept of a subscription for one that comes up behind it
 const AT_ONCE = 50; // writes under way on one socket
 const LINGER = 1_000; // ms for which a socket that nobody uses is kept
 const MAX_DELAY = 30_000; // ms
@@ -643,6 +644,7 @@ class Subscription {
   carrier = null; // a Socket, or a Source of its own
   begun = false;
   clean = true; // nothing has come since the position
+  recent = []; // messages, while there is another one of the view
   attempts = 0;
   before = null; // the request that another one is to replace
   changed = false; // begins where a subscription of another view stood
@@ -802,7 +804,12 @@ class Exchange {
     if (position) Object.assign(subscription, { position, clean: true });
     else if (["records", "delete", "gap"].includes(type)) subscription.clean = false;
     post(subscription.members, message);
-    if (position) this.#meet(subscription);
+    const others = [...this.#subscriptions].filter((other) => {
+      return other !== subscription && other.begun && other.key === subscription.key;
+    });
+    if (type === "begin" || !others.length) subscription.recent = [];
+    else if (subscription.recent.push(message) > RECENT) subscription.recent.shift();
+    if (position) this.#meet(subscription, others);
   }
 
   #begun(subscription, message) {
@@ -813,12 +820,16 @@ class Exchange {
     subscription.changed = false;
   }
 
-  /** Two of one view that stand at one position go on as one. */
-  #meet(one) {
-    const fits = (each) => each.begun && each.clean && !each.before;
-    for (const other of this.#subscriptions) {
-      if (other === one || other.position !== one.position || other.key !== one.key) continue;
-      if (!fits(one) || !fits(other)) continue;
+  /** Two of one view go on as one: where one stands the other has stood, a moment ago or now,
+   * and what came to that since is handed on. Under load they never stand together. */
+  #meet(one, others) {
+    for (const other of others) {
+      if (!one.begun || one.before || other.before) continue;
+      const { position, recent } = other;
+      let at = recent.findLastIndex((message) => message.position === one.position);
+      if (at < 0 && other.clean && position === one.position) at = recent.length;
+      if (at < 0) continue;
+      for (const message of recent.slice(at + 1)) post(one.members, message);
       for (const member of one.members) {
         member.subscription = other;
         other.members.add(member);
@@ -828,7 +839,7 @@ class Exchange {
     }
   }
 
-  /** Its connection is; the next one begins with the view as it is by now. */
+  /** Its connection was lost; the next one begins with the view as it is by now. */
   lost(subscription, reason) {
     if (!this.#subscriptions.has(subscription)) return;
     Object.assign(subscription, { begun: false, before: null });
