@@ -26,7 +26,7 @@ def installed() -> Path:
     test (or fails it in CI) without Node and npm, or without their registry.
     """
     need("node", "npm")
-    files = ("package.json", "package-lock.json", "client.mjs", "module.mjs")
+    files = ("package.json", "package-lock.json", "client.mjs", "module.mjs", "socket.mjs")
     mark = hashlib.sha256(b"".join((SOURCE / name).read_bytes() for name in files)).hexdigest()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gateway"
     place = cache / f"sse-clients-{mark[:16]}"
