@@ -141,7 +141,13 @@ class Held:
 
 @pytest.mark.parametrize(
     ("wire", "policy"),
-    [("sse", "earliest"), ("sse", "latest"), ("sse", "fail"), ("ndjson", "fail")],
+    [
+        ("sse", "earliest"),
+        ("sse", "latest"),
+        ("sse", "fail"),
+        ("ndjson", "fail"),
+        ("websocket", "fail"),
+    ],
 )
 async def test_deleted_records_are_one_gap_for_live_and_late_clients(
     kafka: Broker, topic: Callable[..., str], wire: Wire, policy: str

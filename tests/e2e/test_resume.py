@@ -141,7 +141,8 @@ async def kill_now_and_then(gateway: Gateway, random: Random, ends: float) -> No
 
 
 @pytest.mark.parametrize(
-    ("wire", "seed", "cache"), [("sse", 1, "64MiB"), ("sse", 2, "1B"), ("ndjson", 3, "1B")]
+    ("wire", "seed", "cache"),
+    [("sse", 1, "64MiB"), ("sse", 2, "1B"), ("ndjson", 3, "1B"), ("websocket", 4, "1B")],
 )
 async def test_cut_at_any_byte_killed_and_moved_to_another_gateway_nothing_is_lost_or_repeated(
     kafka: Broker, topic: Callable[..., str], wire: Wire, seed: int, cache: str

@@ -15,11 +15,16 @@ from typing import Literal, TypeAlias, TypeVar
 import pytest
 from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
+from support.clients.websocket import WebSocketClient
 
-Wire: TypeAlias = Literal["sse", "ndjson"]
+Wire: TypeAlias = Literal["sse", "ndjson", "websocket"]
 C = TypeVar("C", bound=RawClient)
 
-WIRES: Mapping[Wire, type[RawClient]] = {"sse": RawClient, "ndjson": NdjsonClient}
+WIRES: Mapping[Wire, type[RawClient]] = {
+    "sse": RawClient,
+    "ndjson": NdjsonClient,
+    "websocket": WebSocketClient,
+}
 every_wire = pytest.mark.parametrize("wire", WIRES)
 
 
