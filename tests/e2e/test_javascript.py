@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import time
@@ -226,6 +227,64 @@ async def test_where_no_websocket_comes_through_it_is_an_event_source(
         await client.wait(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
         assert not client.errors
+
+
+class Behind(TcpProxy):
+    """Every message of the second subscription comes some messages late.
+
+    merged: the module has given that up.
+    """
+
+    LATE = 10
+    merged = False
+
+    async def responses(self, reader: Any, link: Link) -> AsyncIterator[bytes]:
+        head = await reader.readuntil(b"\r\n\r\n")
+        yield head
+        late: list[bytes] = []
+        async for frame in frames(reader):
+            if b'"id":"s2"' not in frame[:64]:
+                yield frame
+                continue
+            self.merged |= b'"unsubscribed"' in frame
+            late.append(frame)
+            if b'"begin"' in frame or len(late) > self.LATE:
+                yield late.pop(0)
+
+
+async def frames(reader: Any) -> AsyncIterator[bytes]:
+    """Of a server, whole; until the end of the connection."""
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        while True:
+            head = await reader.readexactly(2)
+            wide = {126: 2, 127: 8}.get(head[1], 0)
+            head += await reader.readexactly(wide)
+            size = int.from_bytes(head[2:]) if wide else head[1]
+            yield head + await reader.readexactly(size)
+
+
+@in_node
+async def test_of_two_equal_streams_the_one_behind_is_handed_on_what_it_lacks(
+    gateway: Gateway, oracle: Oracle
+):
+    """They never stand at one position, and become one subscription all the same."""
+    client = ModuleClient(f"{gateway.base_url}/records/{TOPIC}", {"from": "earliest"})
+    client.network = network = Behind()
+    async with client:
+        await oracle.produce(TOPIC, 20)
+        await client.wait(complete(oracle), WITHIN)
+        half = len(client.events) // 2
+        client.call("twin", {"position": client.events[half]["id"]})
+        async with asyncio.timeout(WITHIN):
+            while not network.merged:
+                await oracle.produce(TOPIC, 1)
+        await oracle.produce(TOPIC, 10)
+        await client.wait(complete(oracle), WITHIN)
+        oracle.check_events(client.events, start=START)
+        rest = [event["data"] for event in client.events[half + 1 :]]
+        await until(lambda: len(client.twin) >= len(rest), client.state, WITHIN)
+        oracle.check_events(client.twin)
+        assert set(rest) <= {event["data"] for event in client.twin}
 
 
 @in_node

@@ -20,6 +20,7 @@ class ModuleClient(ProcessClient):
     """options: of its Stream, as JSON.
 
     states: all that it was in, with the reason where there is one.
+    twin:   the events of its second stream, if `twin` was called.
     came:   what methods that were called came to, by what they were given (as JSON).
     """
 
@@ -31,6 +32,7 @@ class ModuleClient(ProcessClient):
         super().__init__(url)
         self.options = dict(options or {})
         self.states: list[tuple[str, str | None]] = []
+        self.twin: list[Event] = []
         self.came: dict[str, Any] = {}
 
     async def command(self) -> Sequence[str]:
@@ -51,7 +53,8 @@ class ModuleClient(ProcessClient):
             elif "came" in told:
                 self.came[json.dumps(told.get("of"))] = told["came"]
             else:
-                self.events.append(Event(event=told["event"], id=told["id"], data=told["data"]))
+                events = self.twin if told.get("twin") else self.events
+                events.append(Event(event=told["event"], id=told["id"], data=told["data"]))
 
     def call(self, method: str, argument: Any = None) -> None:
         """Have a method of the Stream called."""

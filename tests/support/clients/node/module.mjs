@@ -1,7 +1,8 @@
 // The gateway's own module in Node: node module.mjs PATH-OF-GATEWAY.JS URL OPTIONS-AS-JSON
 // Prints a line of JSON for each record, gap, state and error. Takes lines of JSON, each
-// {"call": METHOD, "with": ARGUMENT}, and prints what comes of them. The option `lifetime` has it
-// give tokens, numbered from 1, that hold for so many seconds.
+// {"call": METHOD, "with": ARGUMENT}, and prints what comes of them; the method `twin` opens a
+// second stream, with these options. The option `lifetime` has it give tokens, numbered from 1,
+// that hold for so many seconds.
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 import { EventSource } from "eventsource";
@@ -19,8 +20,8 @@ const token = () => {
 };
 
 const tell = (line) => process.stdout.write(JSON.stringify(line) + "\n");
-const told = (event) => (what, { position }) =>
-  tell({ event, id: position ?? "", data: JSON.stringify(what) });
+const told = (event, twin) => (what, { position }) =>
+  tell({ event, id: position ?? "", data: JSON.stringify(what), twin });
 
 const stream = connect(url, {
   WebSocket,
@@ -34,6 +35,11 @@ const stream = connect(url, {
   onstate: (state, { reason }) => (state === "live" ? tell({ opened: true }) : tell({ state, reason })),
   onerror: (error) => tell({ error: `${error.code}: ${error.message}`, closed: stream.state === "closed" }),
 });
+
+stream.twin = (options) => {
+  const callbacks = { onrecord: told("message", true), ongap: told("gap", true) };
+  connect(url, { WebSocket, EventSource, ...options, ...callbacks });
+};
 
 for await (const line of createInterface({ input: process.stdin })) {
   const { call, with: argument } = JSON.parse(line);
