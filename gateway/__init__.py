@@ -92,14 +92,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    from importlib import import_module
+if not TYPE_CHECKING:  # or type checkers would believe in any name
 
-    room = _ROOM_OF.get(name)
-    if room is None:
-        raise AttributeError(f"module 'gateway' has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{room}"), name)
-    return found
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        room = _ROOM_OF.get(name)
+        if room is None:
+            raise AttributeError(f"module 'gateway' has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(f"{__name__}.{room}"), name)
+        return found
 
 
 def __dir__() -> list[str]:

@@ -56,9 +56,9 @@ def test_nothing_is_exported_that_no_room_calls_public():
 
 
 def test_type_checkers_see_the_same_names():
-    (block,) = [
+    block = next(
         each for each in ast.parse(inspect.getsource(gateway)).body if isinstance(each, ast.If)
-    ]
+    )
     imports = [each for each in block.body if isinstance(each, ast.ImportFrom)]
     imported = {alias.name: each.module for each in imports for alias in each.names}
     assert set(gateway.__all__) == {*imported, "__version__"}

@@ -28,10 +28,20 @@ from support.clients.raw import RawClient
 from support.gateways import config_for
 from support.leaks import held
 from support.records import produce
+from support.sse import parse
 from support.until import until
 from websockets.asyncio.client import connect
 
-from gateway import Application, Gateway, RequestError, Settings, StreamEnded, create_app
+from gateway import (
+    Application,
+    Begin,
+    Gateway,
+    Record,
+    RequestError,
+    Settings,
+    StreamEnded,
+    create_app,
+)
 from gateway.kafka.embedded import EmbeddedKafka
 
 README = Path(__file__).parents[2] / "README.md"
@@ -194,6 +204,30 @@ async def test_the_host_reads_with_the_clients(orders: EmbeddedKafka):
             assert (await anext(stream)).value == b"1"
             await client.wait(2)
             assert len(gateway.gateway.hub.feeds.fetcher.jobs) == 2
+
+
+async def test_a_position_of_a_program_is_an_id_of_a_browser_and_the_other_way_round(
+    orders: EmbeddedKafka,
+):
+    gateway = application(orders)
+    app = host(gateway)
+    numbers = [b"%d" % n for n in range(10)]
+    async with app.router.lifespan_context(app), asking(app=app) as http:
+        await produce(orders.bootstrap, "orders", numbers)
+        stream = gateway.gateway.subscribe("orders", start="earliest")
+        records = [await anext(stream) for _ in range(4)]
+        read = [record.value for record in records]
+        query = {"lastEventId": records[-1].position, "until": "3"}
+        answer = await http.get("/kafka/records/orders", params=query)
+        events = parse(answer.content)
+        assert "view" not in events[0].json()
+        read += [event.json()["value"].encode() for event in events if event.type == "message"]
+        last = [event.last_event_id for event in events if event.type == "message"][-1]
+        stream = gateway.gateway.subscribe("orders", position=last, until="latest")
+        begin, *rest = [event async for event in stream.events()]
+        assert isinstance(begin, Begin) and not begin.changed
+        read += [each.value for each in rest if isinstance(each, Record)]
+        assert sorted(value or b"" for value in read) == numbers
 
 
 # A lifespan that somebody forgot
