@@ -59,7 +59,11 @@ async def test_nothing_is_waited_for_and_heartbeats_are_no_part_of_a_page():
 
 
 @pytest.mark.parametrize("wait", [0.0, 0.05])
-async def test_a_page_of_nothing_still_says_where_to_go_on(wait: float):
+async def test_a_page_of_nothing_still_says_where_to_go_on(
+    wait: float, monkeypatch: pytest.MonkeyPatch
+):
+    """At once, where all partitions have said what they hold."""
+    monkeypatch.setattr(page, "SETTLE", 300.0)
     got = await read_within(client(), wait)
     assert (lines(got), offset(got)) == ([end(got)], 0)
 
