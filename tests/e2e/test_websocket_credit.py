@@ -1,0 +1,237 @@
+"""Many streams on one WebSocket: one that is slow, by credit, costs itself alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from support.any_topic import serving
+from support.gateways import Gateway, config_for
+from support.heard import GapEvent, heard
+from support.multiplex import Multiplex
+from support.oracle import Oracle
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+TOPICS = {"orders": 3, "stock": 2, "large": 2, "one": 1, "two": 2}
+PAD = {"pad": "x" * 10_000}  # 150 of these are more than a ring holds
+RING = 150
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(TOPICS) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
+    chosen = {"format": "envelope", "clientFilters": True, "clientFields": True}
+    targets: dict[str, dict[str, Any]] = {name: {"topic": name} for name in TOPICS}
+    targets |= {"both": {"topics": ["orders", "stock"]}, "values": {"topic": "orders"}}
+    targets["values"]["format"] = "value"
+    for policy in ("skip", "disconnect"):
+        targets[policy] = {"topic": "large", "slowClient": policy}
+    routes = [
+        {"when": [{"path": f"/{path}"}], "with": {**chosen, **target}}
+        for path, target in targets.items()
+    ]
+    small = [{"name": name, "cache": {"bytes": "64KiB"}} for name in TOPICS]
+    with serving(config_for(kafka.bootstrap, small, routes)) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
+    async with Oracle(",".join(kafka.bootstrap)) as oracle:
+        yield oracle
+
+
+def key(n: int) -> dict[str, Any]:
+    return {"filter": {"key": f"key-{n}"}}
+
+
+VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "orders": ("/orders", {}),
+    "stock": ("/stock", {}),
+    "both": ("/both", {}),
+    "values": ("/values", {}),
+    "fields": ("/orders", {"fields": ["/n"]}),
+    **{f"orders-{n}": ("/orders", key(n)) for n in range(7)},
+    **{f"stock-{n}": ("/stock", key(n)) for n in range(6)},
+    "again": ("/orders", {}),
+}
+SLOW = "slow"
+
+
+class Grants:
+    """Credit for one stream, and whether it kept to it at every instant."""
+
+    def __init__(self, socket: Multiplex, first: int) -> None:
+        self._socket = socket
+        self._given = [(0.0, first)]
+
+    async def give(self, records: int) -> None:
+        self._given.append((time.monotonic(), records))
+        await self._socket.say("credit", id=SLOW, n=records)
+
+    @property
+    def total(self) -> int:
+        return sum(records for _, records in self._given)
+
+    def kept(self) -> None:
+        count = 0
+        for message in self._socket.of(SLOW, "records"):
+            count += len(message["records"])
+            assert count <= sum(n for at, n in self._given if at <= message["at"])
+
+
+def longest_silence(socket: Multiplex, label: str) -> float:
+    came = [message["at"] for message in socket.of(label, "records")]
+    return max(b - a for a, b in pairwise(came))
+
+
+async def test_of_twenty_streams_on_one_socket_one_is_slow_by_credit_and_the_others_unaffected(
+    gateway: Gateway, oracle: Oracle
+):
+    assert len(VIEWS) == 19
+    async with Multiplex(gateway.base_url) as socket, Multiplex(gateway.base_url) as control:
+        for each in (socket, control):
+            for label, (path, members) in VIEWS.items():
+                await each.subscribe(label, path, **members)
+        await socket.subscribe(SLOW, "/orders", credit=5)
+        grants = Grants(socket, 5)
+        for n in range(60):
+            await oracle.produce("orders", 14)
+            await oracle.produce("stock", 14)
+            if n % 10 == 9:
+                await grants.give(1 + n % 7)
+        due = {record.value.decode() for record in oracle.acknowledged() if record.value}
+        for each in (socket, control):
+            await each.wait(lambda each=each: set(values(each, "both")) == due)
+            await each.wait(lambda each=each: each.tally == control.tally | one(each))
+        await socket.wait(lambda: socket.tally[SLOW] == grants.total)
+        for label in VIEWS:
+            assert values(socket, label) == values(control, label), label
+        assert len(socket.records("values")) == 60 * 14
+        for label in ("orders", "both"):
+            view = None if label == "both" else "orders"
+            oracle.check_events(
+                socket.events(label), view=lambda a, view=view: view in (None, a.tp.topic)
+            )
+            silence = [longest_silence(each, label) for each in (control, socket)]
+            assert silence[1] < silence[0] + 1.0
+
+        while socket.tally[SLOW] < 60 * 14:
+            before = socket.tally[SLOW]
+            await grants.give(100)
+            enough = min(before + 100, 60 * 14)
+            await socket.wait(lambda enough=enough: socket.tally[SLOW] == enough)
+        grants.kept()
+        oracle.check_events(socket.events(SLOW), view=lambda acked: acked.tp.topic == "orders")
+        assert not [each for each in socket.said if each["type"] in ("error", "gap", "end")]
+
+
+def one(socket: Multiplex) -> dict[str | None, int]:
+    """What only the socket with the slow stream counts."""
+    return {SLOW: socket.tally[SLOW]} if SLOW in socket.tally else {}
+
+
+def values(socket: Multiplex, label: str) -> list[Any]:
+    return [
+        each["value"] if "offset" in each and "value" in each else each
+        for each in socket.records(label)
+    ]
+
+
+@pytest.mark.parametrize("credit", [0, 3])
+async def test_one_that_falls_out_of_the_ring_gets_no_more_than_granted_and_at_last_everything(
+    gateway: Gateway, oracle: Oracle, credit: int
+):
+    """The log in memory does not hold it any more either: the rest comes from Kafka."""
+    name = "one" if credit else "two"
+    async with Multiplex(gateway.base_url) as socket:
+        await socket.subscribe("other", f"/{name}")
+        await socket.subscribe(SLOW, f"/{name}", credit=credit)
+        grants = Grants(socket, credit)
+        for _ in range(2):
+            await oracle.produce(name, RING, fields=PAD)
+            await grants.give(4)
+            await socket.wait(lambda: socket.tally.get(SLOW, 0) == grants.total)
+        await socket.wait(lambda: socket.tally["other"] == 2 * RING)
+        position = (await socket.unsubscribe(SLOW))["position"]
+        first = socket.events(SLOW)
+        await socket.subscribe("rest", f"/{name}", credit=1, lastEventId=position)
+        await socket.say("credit", id="rest", n=2**53)
+        await oracle.produce(name, 10)
+        await socket.wait(lambda: socket.tally["rest"] == 2 * RING + 10 - grants.total)
+        grants.kept()
+        oracle.check_events([*first, *socket.events("rest")])
+        await socket.change("rest", **key(1))  # with as much credit as nobody uses up
+        await socket.answers()
+
+
+@pytest.mark.parametrize("credit", [0, 3])
+async def test_a_slow_one_that_may_skip_is_told_what_and_goes_on_live(
+    gateway: Gateway, oracle: Oracle, credit: int
+):
+    """Also one that has had a part of what was written at once."""
+    async with Multiplex(gateway.base_url) as socket:
+        begin = await socket.subscribe("other", "/large")
+        await socket.subscribe(SLOW, "/skip", credit=credit)
+        await socket.subscribe("ends", "/disconnect", credit=credit)
+        grants = Grants(socket, credit)
+        for _ in range(3):
+            await oracle.produce("large", RING, fields=PAD)
+        await socket.wait(lambda: socket.tally["other"] == 3 * RING)
+        await socket.next(SLOW, "gap")
+        end = await socket.next("ends", "end")
+        assert end["reason"] == "slow"
+        await grants.give(1000)
+        last = await oracle.produce("large", 10)
+        await socket.wait(
+            lambda: (
+                {each.value for each in last}
+                <= {getattr(each, "value", None) for each in heard(socket.events(SLOW))}
+            )
+        )
+        gaps = [each for each in heard(socket.events(SLOW)) if isinstance(each, GapEvent)]
+        assert {gap.reason for gap in gaps} == {"skipped"}
+        skipped = sum(gap.end - gap.start for gap in gaps)
+        assert skipped > RING and skipped + socket.tally[SLOW] == 3 * RING + 10
+        grants.kept()
+        oracle.check_events(socket.events(SLOW))
+        assert begin["topics"] == ["large"]
+
+        await socket.subscribe("again", "/large", lastEventId=end["position"])
+        await socket.wait(
+            lambda: socket.tally["again"] + socket.tally.get("ends", 0) == 3 * RING + 10
+        )
+        ends = [each for each in socket.events("ends") if each["event"] != "end"]
+        oracle.check_events([*ends, *socket.events("again")])
+
+
+async def test_streams_of_a_socket_that_is_read_slowly_share_it_fairly(
+    gateway: Gateway, oracle: Oracle
+):
+    """When the first has got most of what it is due, the others have got much of theirs."""
+    count = 200
+    start = time.monotonic()
+    await oracle.produce("large", count, fields=PAD)
+    async with Multiplex(gateway.base_url, max_queue=1, write_limit=1) as socket:
+        socket.reading.clear()
+        for label in "abcd":
+            await socket.say("subscribe", id=label, path="/large", **{"from": "earliest"})
+        await asyncio.sleep(0.3)  # all of them have something to send
+        shares: list[dict[str | None, int]] = []
+        socket.reading.set()
+        while min(map(len, map(socket.records, "abcd"))) < count:
+            await asyncio.sleep(0.005)
+            shares.append(dict(socket.tally))
+            assert time.monotonic() < start + 60, socket.state()
+        half = next(each for each in shares if max(each.get(label, 0) for label in "abcd") > 150)
+        assert min(half.get(label, 0) for label in "abcd") > 50, half
