@@ -459,7 +459,7 @@ async def test_streams_of_their_own_are_exact_over_cuts_and_a_reload_of_the_page
             proxy.cut_after(count)
             await oracle.produce(TOPIC, 40)
         await are_complete(pages, oracle, both, {})
-        assert proxy.open_connections == 2
+        await until(lambda: proxy.open_connections == 2, "a connection each", WITHIN)
         for kind, url in urls.items():
             await tabs.look_at(handles[kind])
             await tabs.open("about:blank")

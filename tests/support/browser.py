@@ -34,8 +34,8 @@ _PORT = re.compile(rb"started successfully on port (\d+)")
 
 
 @asynccontextmanager
-async def browser() -> AsyncIterator[Browser]:
-    """A browser of its own with an empty profile, ended with the block."""
+async def browser(*flags: str) -> AsyncIterator[Browser]:
+    """A browser of its own with an empty profile, ended with the block. flags: further ones."""
     need("chromium")
     async with AsyncExitStack() as stack:
         profile = stack.enter_context(
@@ -46,7 +46,7 @@ async def browser() -> AsyncIterator[Browser]:
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60, trust_env=False)
         )
         binary = next(found for name in BROWSERS if (found := shutil.which(name)))
-        options = {"binary": binary, "args": [*FLAGS, f"--user-data-dir={profile}/profile"]}
+        options = {"binary": binary, "args": [*FLAGS, *flags, f"--user-data-dir={profile}/profile"]}
         wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
         session = (await _told(http.post("/session", json=wanted)))["sessionId"]
         http.base_url = http.base_url.join(f"/session/{session}/")
@@ -169,6 +169,7 @@ _QUIET: tuple[tuple[str, Any], ...] = (
     ("datareporting.policy.dataSubmissionEnabled", False),
     ("network.captive-portal-service.enabled", False),
     ("network.connectivity-service.enabled", False),
+    ("network.http.speculative-parallel-limit", 0),
     ("network.proxy.type", 0),
     ("services.settings.server", "data:,"),
     ("toolkit.telemetry.reportingpolicy.firstRun", False),
