@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from itertools import repeat
 from typing import Any, ClassVar, Literal, TypeAlias
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -20,6 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 Kind: TypeAlias = Literal["eventsource", "path", "multiplex", "ndjson"]
 
 PAUSE = 0.05  # s, before it connects again
+CLOSING = 1.0  # s; one that does not read never hears the answer to its close
 LABEL = "a"  # of the subscription on /ws
 ENDED = 1000  # the code of an end that was asked for
 
@@ -54,8 +56,13 @@ class SocketClient(SseClient):
         """Send one message: the text, so many times."""
 
     def got(self, text: str) -> None:
-        """A message came."""
-        for each in self._parser.feed(text):
+        """A message came; one that is none of the protocol ends up among the errors."""
+        try:
+            found = self._parser.feed(text)
+        except (AssertionError, KeyError, ValueError) as error:
+            self.errors.append(repr(error))
+            raise
+        for each in found:
             self.events.append(Event(event=each.type, id=each.last_event_id, data=each.data))
 
     def lost(self, code: int) -> None:
@@ -107,6 +114,14 @@ class WebsocketsClient(SocketClient):
         both = [*parse_qsl(parts.query), *query.items()]
         return parts._replace(query=urlencode(both)).geturl()
 
+    def _connect(self, **query: str) -> connect:
+        return connect(
+            self.address(**query),
+            proxy=None,
+            close_timeout=CLOSING,
+            reconnect_delays=lambda: repeat(PAUSE),
+        )
+
     async def _run(self) -> None:
         async with aclosing(self._sockets()) as sockets:
             async for socket in sockets:
@@ -122,7 +137,7 @@ class WebsocketsClient(SocketClient):
         while True:
             query = {"lastEventId": self.position} if self.position else {}
             try:
-                async with connect(self.address(**query), proxy=None) as socket:
+                async with self._connect(**query) as socket:
                     yield socket
             except (OSError, EOFError, InvalidHandshake) as error:
                 self.errors.append(repr(error))
@@ -146,7 +161,7 @@ class WebsocketsMultiplexClient(WebsocketsClient):
     kind = "multiplex"
 
     async def _sockets(self) -> AsyncGenerator[ClientConnection]:
-        async for socket in connect(self.address(), proxy=None, reconnect_delays=_pauses):
+        async for socket in self._connect():
             yield socket
 
     async def _read(self, socket: ClientConnection) -> None:
@@ -155,11 +170,6 @@ class WebsocketsMultiplexClient(WebsocketsClient):
         told |= {"lastEventId": self.position} if self.position else {}
         await socket.send(json.dumps(told))
         await super()._read(socket)
-
-
-def _pauses() -> Iterator[float]:
-    while True:
-        yield PAUSE
 
 
 class NpmWebSocketClient(SocketClient, ProcessClient):
