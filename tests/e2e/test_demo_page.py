@@ -6,67 +6,19 @@ import asyncio
 import re
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from support.browser import ENTER, SPACE, TAB, Browser, browser
-from support.until import until
+from support.demo import WITHIN, Demo, demo
 
 from gateway.web.demo import _free_port as free_port
 
 GATEWAY = (sys.executable, "-m", "gateway")
-WITHIN = 60.0  # s; browsers, demos and whatever else runs share two cores
-
-
-class Demo:
-    """The process, and what it said."""
-
-    def __init__(self, process: Process) -> None:
-        self.process, self.said = process, ""
-        self._reading = asyncio.create_task(self._read())
-
-    @property
-    def port(self) -> int:
-        """0 until it listens."""
-        found = re.search(r"listening on http://127.0.0.1:(\d+)", self.said)
-        return int(found[1]) if found else 0
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        while line := await self.process.stdout.readline():
-            self.said += line.decode()
-
-    async def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        async with asyncio.timeout(WITHIN):
-            await self._reading
-            return await self.process.wait()
-
-
-@asynccontextmanager
-async def demo(port: int = 0) -> AsyncIterator[Demo]:
-    process = await asyncio.create_subprocess_exec(
-        *(*GATEWAY, "demo", "--port", str(port), "--no-browser"),
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-    )
-    running = Demo(process)
-    try:
-        await until(lambda: running.port or running._reading.done(), lambda: running.said, WITHIN)
-        assert running.port, running.said
-        yield running
-    finally:
-        if process.returncode is None:
-            await running.end(signal.SIGKILL)
 
 
 async def output(*arguments: str, within: float = WITHIN) -> tuple[int, str]:

@@ -1,0 +1,440 @@
+"""Every example, run by the lines of its README against one demo."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shlex
+import shutil
+import socket
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from support.browser import ENTER, SPACE, TAB, Browser, browser
+from support.demo import WITHIN, Demo, demo
+from support.needs import absent, need
+from support.shell import Running, shell
+from support.tcp_proxy import TcpProxy
+from support.until import until
+
+from gateway.core.token import TokenWriter, TopicPlaces, decode, seal
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+STEPS = ["created", "paid", "shipped"]
+CUSTOMERS = 8
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+of_module = {"scope": "module", "loop_scope": "module"}
+
+
+def lines_of(name: str, first: str = "") -> list[str]:
+    """The commands of an example's README, all or those that begin so."""
+    text = (EXAMPLES / name / "README.md").read_text()
+    return [line for line in re.findall(r"^    (\S.*)", text, re.M) if line.startswith(first)]
+
+
+def line_of(name: str, first: str) -> str:
+    (line,) = lines_of(name, first)
+    return line
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone, as far as examples need one."""
+    place = tmp_path_factory.mktemp("clone")
+    made = shutil.ignore_patterns("node_modules", "dist", "__pycache__", "*.pem", "tmp")
+    shutil.copytree(EXAMPLES, place / "examples", ignore=made)
+    module = Path("gateway", "web", "js")
+    shutil.copytree(ROOT / module, place / module)
+    return place
+
+
+@pytest_asyncio.fixture(**of_module)
+async def running(place: Path) -> AsyncIterator[Demo]:
+    lines = {line for name in ("page", "react", "nginx") for line in lines_of(name, "make demo")}
+    (line,) = lines
+    _, _, arguments = line.partition("ARGS=")
+    async with demo(0, *shlex.split(shlex.split(arguments)[0]), place=place) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(**of_module)
+async def tab() -> AsyncIterator[Browser]:
+    """One for all examples; it takes any certificate, as its user would be asked to."""
+    async with browser("--ignore-certificate-errors") as tab:
+        yield tab
+
+
+@pytest_asyncio.fixture(**of_module)
+async def built(place: Path) -> None:
+    """What npm has to do."""
+    need("node", "npm")
+
+    async def build(name: str) -> None:
+        for line in lines_of(name, "npm"):
+            async with shell(line, place, npm_config_prefer_offline="true") as npm:
+                status = await npm.wait(110)
+            if status and line.endswith(" ci"):
+                absent(f"{line} failed: {npm.said[-500:]}")
+            assert not status, npm.said
+
+    await asyncio.gather(build("typescript"), build("react"))
+
+
+async def every_order(url: str) -> list[dict[str, Any]]:
+    """As it is now, in the order of each partition."""
+    asked = {"from": "earliest", "until": "latest"}
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        answer = await http.get(
+            f"{url}/events/orders", params=asked, headers={"Accept": "application/x-ndjson"}
+        )
+    *records, end = [json.loads(line) for line in answer.text.splitlines()]
+    assert end["@end"]["reason"] == "until"
+    return records
+
+
+async def more_orders(running: Demo, count: int) -> None:
+    """Until so many have been placed from now on."""
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        answer = await http.get(f"{running.url}/events/orders", params={"until": count})
+        assert "event: end" in answer.text
+
+
+def are_steps(rows: Iterable[list[str]]) -> None:
+    """Of every order, each step once and none left out; the newest row first."""
+    orders: dict[str, list[str]] = {}
+    for order, _, status, *_ in rows:
+        orders.setdefault(order, []).insert(0, status)
+    assert orders
+    for order, steps in orders.items():
+        start = STEPS.index(steps[0])
+        assert steps == STEPS[start : start + len(steps)], (order, steps)
+
+
+# Programs that are killed, and go on
+
+
+async def in_two_runs(line: str, place: Path) -> list[list[str]]:
+    """What a program printed until it was killed, and after it was started again."""
+    *_, file = shlex.split(line)
+    printed = [await killed(line, place, place / file) for _ in range(2)]
+    (place / file).unlink()
+    return printed
+
+
+async def killed(line: str, place: Path, position: Path) -> list[str]:
+    """The orders that it prints until there are some, and the first ones' position is kept."""
+    kept = set()
+    async with shell(line, place) as program:
+
+        def orders() -> list[str]:
+            return [each for each in program.lines if re.fullmatch(r"A-\d+ \w+ \w+", each)]
+
+        def enough() -> bool:
+            if position.exists():
+                kept.add(position.read_text())
+            return len(orders()) >= 4 and len(kept) >= 3  # where it began, and what came since
+
+        await until(lambda: enough() or program.ended, lambda: program.said, WITHIN)
+        assert not program.ended, program.said
+    return orders()
+
+
+async def are_all(runs: list[list[str]], running: Demo, again: int = 1) -> None:
+    """Each order in its order and once, but that so many may have come again after the kill."""
+    first, second = runs
+    assert first[0] not in second
+    assert len(set(first) & set(second)) <= again
+    assert [len(set(run)) for run in runs] == [len(first), len(second)]
+    seen = list(dict.fromkeys(first + second))
+    every = [f"{o['order']} {o['customer']} {o['status']}" for o in await every_order(running.url)]
+    for customer in {line.split()[1] for line in seen}:
+        mine = [line for line in seen if line.split()[1] == customer]
+        assert mine == [line for line in every if line.split()[1] == customer][: len(mine)]
+
+
+def usage(script: str) -> str:
+    """The command in a script's own docstring."""
+    (line,) = re.findall(r"^    (python .*)", (EXAMPLES / script).read_text(), re.M)
+    return str(line)
+
+
+async def test_the_consumer_that_is_killed_goes_on_where_it_was(place: Path, running: Demo):
+    line = usage("consumer.py").replace("SERVERS", running.servers)
+    line = line.replace("FILE-FOR-THE-POSITION", "consumer.position")
+    await are_all(await in_two_runs(line, place), running)
+
+
+async def test_lines_by_http_alone_go_on_where_they_were(place: Path, running: Demo):
+    line = usage("lines.py").replace("URL", f"{running.url}/events/orders")
+    line = line.replace("FILE-FOR-THE-POSITION", "lines.position")
+    await are_all(await in_two_runs(line, place), running)
+
+
+@pytest.mark.needs("node", "npm")
+async def test_the_typescript_client_compiles_and_goes_on_where_it_was(
+    place: Path, running: Demo, built: None
+):
+    line = line_of("typescript", "node").replace("http://127.0.0.1:8080", running.url)
+    runs = await in_two_runs(line, place)
+    await are_all(runs, running, again=len(runs[0]) - 1)  # a message's
+
+
+# Pages
+
+
+async def rows(tab: Browser) -> list[list[str]]:
+    cells = "[...row.cells].map((cell) => cell.textContent)"
+    return list(
+        await tab.run(f"return [...document.querySelectorAll('tbody tr')].map(row => {cells})")
+    )
+
+
+async def is_live(tab: Browser, count: int = 1) -> None:
+    await tab.until(
+        f"return document.querySelectorAll('.state[data-state=live]').length === {count}", WITHIN
+    )
+
+
+async def has_rows(tab: Browser, count: int) -> None:
+    await tab.until(f"return document.querySelectorAll('tbody tr').length >= {count}", WITHIN)
+
+
+async def fits(tab: Browser, url: str) -> None:
+    """A desk by day and a phone at night; left as the latter."""
+    for width, height, dark in ((1280, 900, False), (390, 844, True)):
+        await tab.dress(width=width, height=height, dark=dark)
+        await tab.open("about:blank")
+        await tab.open(url)
+        await is_live(tab)
+        over = "return document.documentElement.scrollWidth - window.innerWidth"
+        assert await tab.run(over) <= 0
+        ground = "return getComputedStyle(document.documentElement).backgroundColor"
+        light = sum(map(int, re.findall(r"\d+", await tab.run(ground)))) > 3 * 128
+        assert light is not dark
+
+
+async def focus(tab: Browser, selector: str) -> None:
+    for _ in range(10):
+        if await tab.run(f"return document.activeElement.matches({selector!r})"):
+            return
+        await tab.press(TAB)
+    raise AssertionError(f"no way to {selector} by the tab key")
+
+
+def page_of(name: str, base: str) -> str:
+    """The address in its README, at another base."""
+    text = (EXAMPLES / name / "README.md").read_text()
+    (found,) = set(re.findall(r"<http://127\.0\.0\.1:8080(/\S+)>", text))
+    return f"{base}{found}"
+
+
+@pytest.mark.needs("chromium")
+async def test_the_page_outlives_cuts_and_pauses_and_tells_gaps(running: Demo, tab: Browser):
+    async with TcpProxy("127.0.0.1", running.port) as network:
+        await fits(tab, page_of("page", f"http://{network.address}"))
+        await has_rows(tab, 4)
+        await network.refuse()
+        await tab.until("return document.querySelector('[data-state=reconnecting]')", WITHIN)
+        await network.restore()
+        await is_live(tab)
+        await focus(tab, "#pause")
+        await tab.press(SPACE)
+        await tab.until("return document.querySelector('[data-state=closed]')")
+        before = await rows(tab)
+        await more_orders(running, 2)
+        assert await rows(tab) == before
+        await tab.press(ENTER)
+        await is_live(tab)
+        await tab.until(f"return document.querySelector('td').textContent !== '{before[0][0]}'")
+        are_steps(await rows(tab))
+        assert await tab.text("#gap") == ""
+        gap = {"topic": "orders", "partition": 1, "from": 2, "to": 5, "reason": "retention"}
+        made = "new MessageEvent('gap', {data: JSON.stringify(arguments[0])})"
+        await tab.run(f"source.dispatchEvent({made})", gap)
+        assert await tab.text("#gap") == (
+            "Some orders will not come (orders-1: offsets 2 to 5, retention)."
+        )
+        await tab.open("about:blank")
+
+
+@pytest.mark.needs("chromium", "node", "npm")
+async def test_the_react_page_changes_in_place_and_goes_on_after_unmounting_and_reload(
+    running: Demo, tab: Browser, built: None
+):
+    """In StrictMode, which mounts twice."""
+    url = page_of("react", running.url)
+    await fits(tab, url)
+    await has_rows(tab, 4)
+    are_steps(await rows(tab))
+    kept = await rows(tab)
+    await tab.open("about:blank")
+    await tab.open(url)
+    await more_than(tab, kept)
+    await focus(tab, "button")
+    await tab.press(SPACE)
+    await tab.until("return !document.querySelector('table')")
+    await tab.press(SPACE)
+    await more_than(tab, kept)
+    await tab.run(
+        "window.states = [];"
+        "new MutationObserver(() => states.push(document.querySelector('.state').textContent))"
+        ".observe(document.body, {childList: true, subtree: true, characterData: true})"
+    )
+    await tab.run("document.querySelector('select').focus()")
+    await tab.press("g")  # grace
+    await tab.until(
+        "const names = [...document.querySelectorAll('td:nth-child(2)')].map(e => e.textContent);"
+        "return names.length > 0 && names.every((name) => name === 'grace')",
+        WITHIN,
+    )
+    are_steps(await rows(tab))
+    assert set(await tab.run("return window.states")) == {"live"}
+    assert not await tab.run("return document.querySelector('[role=alert]')")
+    await tab.open("about:blank")
+
+
+async def more_than(tab: Browser, kept: list[list[str]]) -> None:
+    """Its newest rows are there, and newer ones."""
+    first = kept[0][:3]
+    shown: list[list[str]] = []
+    async with asyncio.timeout(WITHIN):
+        while first not in [row[:3] for row in shown[1:]]:
+            shown = await rows(tab)
+    are_steps(shown)
+
+
+# Servers
+
+
+async def answers(port: int, running: Running) -> None:
+    def taken() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    await until(lambda: taken() or running.ended, lambda: running.said, WITHIN)
+    assert not running.ended, running.said
+
+
+@pytest.mark.needs("curl", "chromium")
+async def test_fastapi_gives_its_streams_to_those_who_are_logged_in(
+    place: Path, running: Demo, tab: Browser
+):
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    assert line_of("fastapi", "export").startswith("export KAFKA=")
+    serving = line_of("fastapi", "uvicorn").replace("8001", str(port))
+    login, stream, paid = (
+        line.replace("http://127.0.0.1:8001", url) for line in lines_of("fastapi", "curl")
+    )
+    async with shell(serving, place, KAFKA=running.servers) as app:
+        await answers(port, app)
+        async with shell(stream.replace("-b cookies", "-sSi"), place) as refused:
+            assert await refused.wait(WITHIN) == 0
+        assert refused.said.startswith("HTTP/1.1 401 ") and "log in first" in refused.said
+        async with shell(f"{login} -sS -w '%{{http_code}}\\n'", place) as curl:
+            await curl.wait(WITHIN)
+        assert curl.lines == ["204"]
+        async with shell(f"{stream}?from=earliest", place) as curl:
+            await until(lambda: 'data: {"order"' in curl.said, lambda: curl.said, WITHIN)
+        async with shell(paid + " -sS", place) as curl:
+            await curl.wait(WITHIN)
+        every = [each for each in await every_order(running.url) if each["customer"] == "ada"]
+        totals = [order["total"] for order in every if order["status"] == "paid"]
+        sums = [round(sum(totals[:n]), 2) for n in range(len(totals) + 1)]
+        assert json.loads(curl.said)["ada"] in sums[-2:]  # one more may have been paid since
+        await logs_in(tab, url)
+
+
+async def logs_in(tab: Browser, url: str) -> None:
+    await tab.open(f"{url}/")
+    await tab.until("return document.body.textContent.includes('log in first')", WITHIN)
+    await focus(tab, "[type=password]")
+    for password in ("wrong", "lovelace"):
+        await tab.press(password + ENTER)
+        if password == "wrong":
+            await tab.until("return document.body.textContent.includes('no such name')", WITHIN)
+            await tab.run("document.querySelector('[type=password]').value = ''")
+    await is_live(tab)
+    await has_rows(tab, 4)
+    assert await tab.run("return getComputedStyle(document.forms[0]).display") == "none"
+    await fits(tab, f"{url}/")
+    await tab.open("about:blank")
+
+
+@pytest_asyncio.fixture(**of_module)
+async def nginx(place: Path, running: Demo) -> AsyncIterator[int]:
+    """Its port."""
+    need("nginx")
+    port = free_port()
+    folder = place / "examples" / "nginx"
+    text = (folder / "gateway.conf").read_text()
+    text = text.replace("127.0.0.1:8080", f"127.0.0.1:{running.port}")
+    (folder / "gateway.conf").write_text(text.replace("127.0.0.1:8443", f"127.0.0.1:{port}"))
+    async with shell(line_of("nginx", "openssl"), place) as openssl:
+        assert await openssl.wait(WITHIN) == 0, openssl.said
+    async with shell(line_of("nginx", "nginx"), place) as nginx:
+        await answers(port, nginx)
+        yield port
+
+
+@pytest.mark.needs("chromium", "nginx")
+async def test_behind_nginx_eight_streams_of_a_page_share_a_connection(
+    running: Demo, nginx: int, tab: Browser
+):
+    async with TcpProxy("127.0.0.1", nginx) as network:
+        url = page_of("nginx", f"https://{network.address}")
+        await tab.open(url)
+        await is_live(tab, CUSTOMERS)
+        assert await tab.text("#protocol") == "h2"
+        have = "[...document.querySelectorAll('.last')].filter(e => /A-/.test(e.textContent))"
+        await tab.until(f"return {have}.length === {CUSTOMERS}", WITHIN)
+        assert network.open_connections <= 2  # a browser opens one to spare
+        width = "return document.documentElement.scrollWidth - window.innerWidth"
+        assert await tab.run(width) <= 0
+        await tab.open("about:blank")
+    await tab.open(page_of("nginx", running.url))
+    await is_live(tab, 6)
+    await asyncio.sleep(1)  # no condition to wait for: nothing is to happen
+    assert await tab.text("#live") == f"6 of {CUSTOMERS}"
+    await tab.open("about:blank")
+
+
+@pytest.mark.needs("chromium", "nginx")
+async def test_behind_nginx_a_page_has_its_websocket(nginx: int, tab: Browser):
+    await tab.open(f"https://127.0.0.1:{nginx}/health/live")
+    await tab.run(
+        "const socket = new WebSocket(`wss://${location.host}/events/orders?from=earliest`);"
+        "socket.onmessage = ({ data }) => (window.heard ??= []).push(JSON.parse(data).type)"
+    )
+    await tab.until("return window.heard?.includes('records')", WITHIN)
+    await tab.open("about:blank")
+
+
+@pytest.mark.needs("curl", "nginx")
+async def test_behind_nginx_curl_has_events_at_once_and_gives_back_long_positions(
+    place: Path, nginx: int
+):
+    line = line_of("nginx", "curl").replace("127.0.0.1:8443", f"127.0.0.1:{nginx}")
+    async with shell(f"{line} -sSi", place) as curl:
+        await until(lambda: 'data: {"order"' in curl.said, lambda: curl.said, WITHIN)
+        assert curl.said.startswith("HTTP/2 200")
+    (position, *_) = re.findall(r"^id: (\S+)", curl.said, re.M)
+    mine = decode(position)
+    places = TopicPlaces("orders", "", [10**10] * 2000, [0] * 2000)
+    token = seal(TokenWriter("", [places], mine.issued).text(), mine.view).decode()
+    assert len(token) > 12_000
+    async with shell(f"{line} -sSi -H 'Last-Event-ID: {token}'", place) as curl:
+        await until(lambda: "event: begin" in curl.said, lambda: curl.said, WITHIN)
+        assert curl.said.startswith("HTTP/2 200")
