@@ -196,7 +196,7 @@ async def test_a_refused_position_is_told_and_a_refused_path_is_final(
         (gap,) = named(client.events, "gap")
         assert gap["reason"] == "position-refused"
     async with ModuleClient(f"{gateway.base_url}/nothing", {"transport": transport}) as client:
-        await until(lambda: client.closed, client.state, WITHIN)
+        await until(lambda: client.closed and client.errors, client.state, WITHIN)
         assert client.states == [("connecting", None), ("closed", "unknown-path")]
         assert len(client.errors) == 1
 
@@ -336,24 +336,26 @@ async def test_six_tabs_share_one_connection_and_closing_the_leading_one_loses_n
         await oracle.produce(TOPIC, 20)
         window = (await tabs.tabs())[0]
         first = await open_all(tabs, pages, oracle, share)
-        assert (len(proxy.connects), proxy.open_connections) == (1, 1)
+        await has_one_connection(proxy)
+        assert len(proxy.connects) == 1
         await is_sent_once(pages, proxy, oracle)
         proxy.cut()
         await oracle.produce(TOPIC, 20)
         await are_complete(pages, oracle, EARLY, FORMS)
-        assert (len(proxy.connects), proxy.open_connections) == (2, 1)
+        await has_one_connection(proxy)
+        assert len(proxy.connects) == 2
         writing = asyncio.create_task(write_slowly(oracle))
         await tabs.look_at(first)
         await tabs.close_tab()
         await writing
         left = {tab: start for tab, start in EARLY.items() if tab != "t1"}
         await are_complete(pages, oracle, left, FORMS)
-        assert proxy.open_connections == 1
+        await has_one_connection(proxy)
         await tabs.look_at((await tabs.tabs())[-1])
         if share == "channel":
             await the_leading_tab_is_ousted(tabs, proxy, oracle)
             await are_complete(pages, oracle, left, FORMS)
-            assert proxy.open_connections == 1
+            await has_one_connection(proxy)
         for tab in await tabs.tabs():
             if tab != window:
                 await tabs.look_at(tab)
@@ -363,6 +365,11 @@ async def test_six_tabs_share_one_connection_and_closing_the_leading_one_loses_n
 
 EARLY = {"t1": True, "t2": True, "t3": False, "t4": False, "t5": True, "t6": True}
 FORMS = {"t5": "value"}
+
+
+async def has_one_connection(proxy: TcpProxy) -> None:
+    """A moment after a cut the proxy still carries the old one."""
+    await until(lambda: proxy.open_connections == 1, "one connection", WITHIN)
 
 
 async def open_all(tabs: Browser, pages: Pages, oracle: Oracle, share: str) -> str:
@@ -492,9 +499,10 @@ async def test_firefox_shares_too(gateway: Gateway, oracle: Oracle):
         async with firefox(*urls):
             await are_complete(pages, oracle, every, {})
             for proxy in proxies.values():
-                assert (len(proxy.connects), proxy.open_connections) == (1, 1)
+                await has_one_connection(proxy)
+                assert len(proxy.connects) == 1
                 proxy.cut()
             await oracle.produce(TOPIC, 20)
             await are_complete(pages, oracle, every, {})
-            for share, proxy in proxies.items():
-                assert proxy.open_connections == 1, share
+            for proxy in proxies.values():
+                await has_one_connection(proxy)
