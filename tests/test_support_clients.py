@@ -14,6 +14,7 @@ from starlette.routing import Route
 from support.clients.client import SseClient
 from support.clients.every import EVERY_CLIENT
 from support.clients.raw import RawClient
+from support.messages import MessageParser
 from support.served import served
 from support.until import until
 
@@ -189,3 +190,29 @@ async def test_the_raw_client_starts_from_an_id(numbers: Numbers, base: str) -> 
         await it.wait(3)
         assert records(it) == ["19", "20"]
         assert it.responses[0].headers["cache-control"] == "no-store"
+
+
+# -- messages of WebSocket, as events -----------------------------------------------------
+
+
+def test_only_the_last_record_of_a_message_has_its_position():
+    parser = MessageParser()
+    parser.feed('{"type":"begin","topics":["orders"],"position":"A"}')
+    found = parser.feed('{"type":"records","records":[{"n":1},"text"],"position":"B"}')
+    told = [(each.type, each.data, each.last_event_id) for each in found]
+    assert told == [("message", '{"n": 1}', "A"), ("message", "text", "B")]
+    (deleted,) = parser.feed('{"type":"delete","record":{"key":"ada"},"position":"C"}')
+    assert (deleted.type, deleted.data, deleted.last_event_id) == ("delete", '{"key": "ada"}', "C")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        '{"type":"records","records":[1]}',
+        '{"type":"records","id":"b","records":[1]}',
+        '{"type":"records","id":"a","records":[1],"more":2}',
+    ],
+)
+def test_a_message_that_is_not_of_the_subscription_is_refused(message: str):
+    with pytest.raises(AssertionError):
+        MessageParser("a").feed(message)
