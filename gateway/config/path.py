@@ -49,7 +49,9 @@ class PathPattern:
 
     def match(self, path: str) -> dict[str, str] | None:
         """The parameters of a raw (still percent-encoded) request path; None: no match."""
-        given = path.removeprefix("/").split("/")
+        root, *given = path.split("/")
+        if root:
+            return None
         extra = len(given) - len(self.segments)
         if extra < 1 if self.rest else extra != 0:
             return None

@@ -12,7 +12,9 @@ from pydantic.alias_generators import to_camel
 
 from ..errors import RequestError
 
-Id = Annotated[str, Field(min_length=1, max_length=64)]
+LONGEST_ID = 64  # characters
+
+Id = Annotated[str, Field(min_length=1, max_length=LONGEST_ID)]
 Filter: TypeAlias = dict[str, Any] | list[dict[str, Any]]
 
 
@@ -112,7 +114,9 @@ def read(text: str) -> Said:
         raise BadMessage("Bad message", f"this is not JSON: {exc}; send one object") from None
     if not isinstance(raw, dict):
         raise BadMessage("Bad message", "send a JSON object with a member 'type'")
-    about = raw.get("id") if isinstance(raw.get("id"), str) else None
+    about = raw.get("id")
+    if not isinstance(about, str) or len(about) > LONGEST_ID:  # none that would be answered to
+        about = None
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise BadMessage("Unknown type", _unknown("type", kind, KINDS), about)

@@ -198,7 +198,7 @@ class Session:
         code = NORMAL
         try:
             await stream.run()
-            if stream.reason == "drain":
+            if self._routes.hub.draining:
                 code = RESTART
         except (GatewayError, HTTPException) as exc:
             await self._error(stream.label, exc)

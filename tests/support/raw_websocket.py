@@ -73,6 +73,14 @@ class Said:
         assert self.opcode == CLOSE, self
         return int.from_bytes(self.payload[:2], "big") if self.payload else None
 
+    @property
+    def text(self) -> str:
+        """Of a message."""
+        payload = self.payload
+        if self.compressed:
+            payload = zlib.decompressobj(-12).decompress(payload + b"\0\0\xff\xff")
+        return payload.decode()
+
 
 class Socket(Wire):
     """A connection whose handshake is done."""
@@ -103,10 +111,7 @@ class Socket(Wire):
         """The next message, with what is between skipped."""
         while (said := self.said()).opcode != TEXT:
             assert said.opcode in (PING, PONG), said
-        payload = said.payload
-        if said.compressed:
-            payload = zlib.decompressobj(-12).decompress(payload + b"\0\0\xff\xff")
-        return payload.decode()
+        return said.text
 
     def closed(self) -> int | None:
         """The code of the close frame, and the clean end of the connection behind it."""

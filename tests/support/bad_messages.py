@@ -1,0 +1,135 @@
+"""What a WebSocket client must not say: the message, the error's code, and the id it names.
+
+The socket has one subscription, `live`, and is one of `/ws`; the routes are `/records/orders`
+and `/events/orders` without any choice for clients.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+
+class Bad(NamedTuple):
+    text: str
+    code: str
+    id: str | None = None
+
+
+NOT_JSON = (
+    "", " ", "{", "}", "[", "nul", "NaN", "Infinity", "'x'", '{"type"}', '{"type":"ping",}',
+    '{"type": "ping"} {"type": "ping"}', "type: ping", '{"type": "ping", "id": NaN}',
+    '{"type": "ping", "id": "\\ud800"}', "[" * 50_000, '{"a":' * 50_000, "\x00", "GET / HTTP/1.1",
+    '{"type": "ping"', "\ufeff{}", "<xml/>",
+)  # fmt: skip
+NO_OBJECT = ("[]", "null", "true", "0", "-1.5e300", '"ping"', '[{"type": "ping"}]', "{}")
+NO_TYPE: tuple[Any, ...] = (
+    None, 0, True, [], {}, "", "Ping", "subscibe", "begin", "records", "error", "end", "pong",
+    "x" * 10_000, "subscribe ", "__init__", "\u0000",
+)  # fmt: skip
+
+# Members that are wrong, beside those of a message that is right.
+RIGHT: Mapping[str, Mapping[str, Any]] = {
+    "subscribe": {"id": "x", "path": "/records/orders"},
+    "change": {"id": "live"},
+    "unsubscribe": {"id": "live"},
+    "credit": {"id": "live", "n": 1},
+    "produce": {"id": "x", "path": "/records/orders", "value": 1},
+    "token": {"jwt": "x"},
+    "ping": {"id": "x"},
+}
+_IDS: list[Any] = ["", 5, "y" * 65, "y" * 100_000, [], {}, False]
+WRONG: Mapping[str, Mapping[str, list[Any]]] = {
+    "subscribe": {
+        "id": [None, *_IDS], "path": [None, 5, [], "", "/" + "x" * 17_000], "from": [5, []],
+        "until": [1.5, [], True], "lastEventId": [5, {}], "credit": [-1, 1.5, "5", True, 2**60],
+        "filter": ["key=x", 5, [5], ["x"]], "fields": ["/n", [5], {}], "form": ["live"],
+    },
+    "change": {"id": _IDS, "path": [5, ""], "filter": ["x", 1], "fields": ["/n"], "credit": [5]},
+    "unsubscribe": {"id": [None, *_IDS], "reason": ["x"]},
+    "credit": {"id": _IDS, "n": [None, 0, -1, 1.5, "5", True, [], 2**60], "credit": [5]},
+    "produce": {
+        "id": [None, *_IDS], "path": [5, ""], "topic": [5], "key": [5, {}], "partition": [0],
+        "headers": [[], {"a": 5}, "x", None], "base64": ["yes", None, 1],
+        "idempotencyKey": ["", 5, "x" * 256],
+    },
+    "token": {"jwt": [None, "", 5, {}, "x" * 70_000], "id": ["x"]},
+    "ping": {"id": _IDS, "data": ["x"]},
+}  # fmt: skip
+LACKING = {
+    "subscribe": ["id", "path"], "unsubscribe": ["id"], "credit": ["n"], "produce": ["id", "value"],
+    "token": ["jwt"],
+}  # fmt: skip
+
+# Right in form, and not to be done.
+NOT_DONE: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"type": "subscribe", "id": "live", "path": "/records/orders"}, "subscription-exists"),
+    ({"type": "subscribe", "id": "x", "path": "/nowhere"}, "unknown-path"),
+    ({"type": "subscribe", "id": "x", "path": "records/orders"}, "unknown-path"),
+    ({"type": "subscribe", "id": "x", "path": "/ws"}, "unknown-path"),
+    ({"type": "subscribe", "id": "x", "path": "/records/%zz"}, "unknown-path"),
+    ({"type": "subscribe", "id": "x", "path": "http://other/records/orders"}, "unknown-path"),
+    ({"type": "subscribe", "id": "x", "path": "?from=live"}, "unknown-path"),
+    ({"type": "subscribe", "id": "x", "path": "/records/missing"}, "unknown-topic"),
+    *(
+        ({"type": "subscribe", "id": "x", "path": "/records/orders", **members}, code)
+        for members, code in (
+            ({"from": "yesterday"}, "bad-request"),
+            ({"from": "2999-01-01"}, "bad-request"),
+            ({"until": 0}, "bad-request"),
+            ({"until": -5}, "bad-request"),
+            ({"until": "soon"}, "bad-request"),
+            ({"until": "2999-01-01"}, "bad-request"),
+            ({"lastEventId": "x"}, "position-refused"),
+            ({"lastEventId": "1AAAA" * 40}, "position-refused"),
+            ({"lastEventId": "x" * 500_000}, "position-refused"),
+            ({"lastEventId": "ÿ\u2028"}, "position-refused"),
+            ({"filter": {"key": "x"}}, "not-to-be-chosen"),
+            ({"filter": []}, "bad-request"),
+            ({"filter": {}}, "bad-request"),
+            ({"filter": {"kye": "x"}}, "bad-request"),
+            ({"fields": ["/n"]}, "not-to-be-chosen"),
+            ({"fields": ["n"]}, "bad-request"),
+        )
+    ),
+    ({"type": "subscribe", "id": "x", "path": "/records/orders?credit=x"}, "bad-request"),
+    ({"type": "subscribe", "id": "x", "path": "/records/orders?from=a&from=b"}, "bad-request"),
+    ({"type": "change", "id": "x"}, "unknown-subscription"),
+    ({"type": "change"}, "unknown-subscription"),
+    ({"type": "change", "id": "live", "path": "/nowhere"}, "unknown-path"),
+    ({"type": "change", "id": "live", "filter": {"key": "x"}}, "not-to-be-chosen"),
+    ({"type": "unsubscribe", "id": "x"}, "unknown-subscription"),
+    ({"type": "credit", "id": "x", "n": 1}, "unknown-subscription"),
+    ({"type": "credit", "n": 1}, "unknown-subscription"),
+    ({"type": "produce", "id": "x", "path": "/records/orders", "value": 1}, "forbidden"),
+    ({"type": "produce", "id": "x", "path": "/nowhere", "value": 1}, "unknown-path"),
+    ({"type": "produce", "id": "x", "value": 1}, "unknown-path"),
+)
+
+
+def every() -> Iterator[Bad]:
+    for text in (*NOT_JSON, *NO_OBJECT):
+        yield Bad(text, "unknown-type" if text == "{}" else "bad-message")
+    for kind in NO_TYPE:
+        yield Bad(json.dumps({"type": kind, "id": "x"}), "unknown-type", "x")
+    for kind, members in WRONG.items():
+        for name, values in members.items():
+            for value in values:
+                yield _wrong({"type": kind, **RIGHT[kind], name: value})
+    for kind, names in LACKING.items():
+        for name in names:
+            told = {"type": kind, **RIGHT[kind]}
+            del told[name]
+            yield _wrong(told)
+    for told, code in NOT_DONE:
+        yield Bad(json.dumps(told), code, told.get("id"))
+
+
+def _wrong(told: dict[str, Any]) -> Bad:
+    id = told.get("id")
+    return Bad(json.dumps(told), "bad-message", id if _names(id) else None)
+
+
+def _names(id: Any) -> bool:
+    return isinstance(id, str) and len(id) <= 64
