@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import socket
@@ -17,6 +18,8 @@ from aiokafka import AIOKafkaProducer
 from support.clients.raw import RawClient
 from support.gateways import Gateway, config_for, running_gateway
 from support.until import until
+from websockets import Origin
+from websockets.asyncio.client import connect
 
 from gateway.cli import CONFIG
 from gateway.core.token import TokenWriter, TopicPlaces, decode, seal
@@ -119,6 +122,23 @@ async def test_behind_nginx_the_id_of_2000_partitions_comes_through(
                     if line.startswith("id: "):
                         break
                 assert decode(line.removeprefix("id: ")).topics[0].offsets[0] == 10**10
+
+
+@pytest.mark.needs("nginx")
+async def test_behind_nginx_a_page_of_its_own_has_a_websocket(
+    embedded: EmbeddedKafka, tmp_path: Path
+):
+    """Its Origin has the port that the browser knows; a Host without one was another site."""
+    embedded.create_topic("orders", 1)
+    async with (
+        running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway,
+        nginx(tmp_path, gateway) as url,
+        connect(
+            f"{url.replace('http', 'ws')}/events/orders", origin=Origin(url), proxy=None
+        ) as socket,
+        asyncio.timeout(30),
+    ):
+        assert json.loads(await socket.recv())["type"] == "begin"
 
 
 def service() -> dict[str, list[str]]:
