@@ -12,8 +12,8 @@ from support.until import until
 
 
 @asynccontextmanager
-async def served(app: Any, port: int = 0) -> AsyncIterator[str]:
-    """The app's base URL. Streams still open at the end are cut."""
+async def served(app: Any, port: int = 0, **options: Any) -> AsyncIterator[str]:
+    """The app's base URL. Streams still open at the end are cut. options: of uvicorn."""
     config = uvicorn.Config(
         app,
         host="127.0.0.1",
@@ -21,6 +21,7 @@ async def served(app: Any, port: int = 0) -> AsyncIterator[str]:
         log_level="critical",  # it complains of every stream cut at the end
         lifespan="off",
         timeout_graceful_shutdown=0,
+        **options,
     )
     server = uvicorn.Server(config)
     # Not serve(): it takes the process's signals.

@@ -1,0 +1,175 @@
+"""Who may have which stream of a WebSocket, where the application says so itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from support.gateways import config_for
+from support.in_process import in_process
+from support.multiplex import Multiplex
+from support.records import produce
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from gateway import RequestError
+from gateway.kafka.embedded import EmbeddedKafka
+
+OLD, NEW, STOCK, BAD = "tok-old.a-b_c", "tok-new.a-b_c", "tok-stock.a-b_c", "tok-bad.a-b_c"
+
+
+class Doorman:
+    """may: the topics that each token opens."""
+
+    def __init__(self) -> None:
+        self.may = {OLD: {"orders"}, NEW: {"orders", "stock"}, STOCK: {"stock"}}
+
+    async def __call__(self, route: Any, connection: Any, token: str | None) -> None:
+        await asyncio.sleep(0)  # as one that asks elsewhere
+        if token is None:
+            raise RequestError(401, "Unauthorized", "bring a token")
+        if route.with_.topic.literal not in self.may.get(token, set()):
+            raise RequestError(403, "Forbidden", "this token opens another stream")
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka({"orders": 1, "stock": 1}) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def door() -> Doorman:
+    return Doorman()
+
+
+@pytest.fixture
+async def url(kafka: EmbeddedKafka, door: Doorman) -> AsyncIterator[str]:
+    config = config_for(kafka.bootstrap, ["orders", "stock"])
+    async with in_process(config, access=door) as (url, _):
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def no_token_is_logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """By anyone but the client, which stands in this process."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    server = [each for each in caplog.records if not each.name.startswith("websockets.client")]
+    assert not [each for each in server if "tok-" in each.getMessage() + str(each.exc_text)]
+
+
+def bearing(token: str, *others: Any) -> dict[str, Any]:
+    return {"subprotocols": [*others, f"bearer.{token}"]}
+
+
+async def heard(socket: Multiplex, label: str | None, kafka: EmbeddedKafka, topic: str) -> None:
+    count = socket.tally.get(label, 0)
+    await produce(kafka.bootstrap, topic, [b"1"])
+    await socket.wait(lambda: socket.tally.get(label, 0) == count + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ({}, 401),
+        (bearing(BAD), 403),
+        (bearing(STOCK), 403),
+        ({"additional_headers": {"Authorization": f"Bearer {BAD}"}}, 403),
+        ({"additional_headers": {"Authorization": f"Basic {OLD}"}}, 401),
+        (bearing(OLD), 101),
+        (bearing(OLD, "gateway.v1"), 101),
+        ({"additional_headers": {"Authorization": f"bearer {OLD}"}}, 101),
+    ],
+)
+async def test_a_routes_own_socket_opens_for_those_who_may(
+    url: str, kafka: EmbeddedKafka, options: dict[str, Any], status: int
+):
+    socket = Multiplex(url, "/records/orders", **options)
+    if status != 101:
+        with pytest.raises(InvalidStatus) as refused:
+            await socket.__aenter__()
+        assert refused.value.response.status_code == status
+        assert json.loads(refused.value.response.body or b"")["status"] == status
+        return
+    async with socket:
+        asked = options.get("subprotocols", [])
+        assert socket.socket.subprotocol == ("gateway.v1" if "gateway.v1" in asked else None)
+        await socket.next(None, "begin")
+        await heard(socket, None, kafka, "orders")
+
+
+async def test_a_bearer_subprotocol_is_never_echoed(url: str):
+    offered: Any = [f"bearer.{OLD}", "gateway.v1"]
+    async with connect(f"{url.replace('http', 'ws')}/ws", subprotocols=offered, proxy=None) as ws:
+        assert ws.response is not None
+        assert ws.response.headers["Sec-WebSocket-Protocol"] == "gateway.v1"
+
+
+async def test_every_stream_of_a_session_is_asked_for_and_a_denied_one_ends_nothing(
+    url: str, kafka: EmbeddedKafka
+):
+    async with Multiplex(url) as socket:
+        await socket.say("subscribe", id="a", path="/records/orders")
+        assert (await socket.next("a", "error"))["code"] == "unauthorized"
+    async with Multiplex(url, **bearing(OLD)) as socket:
+        await socket.subscribe("a", "/records/orders")
+        for n, (kind, members) in enumerate(
+            [
+                ("subscribe", {"id": "b"}),
+                ("change", {"id": "a"}),
+                ("produce", {"id": "c", "value": 1}),
+            ]
+        ):
+            await socket.say(kind, path="/records/stock", **members)
+            assert (await socket.next(members["id"], "error"))["code"] == "forbidden", n
+        await heard(socket, "a", kafka, "orders")
+
+
+async def test_a_token_is_renewed_on_the_socket_and_one_that_is_refused_changes_nothing(
+    url: str, kafka: EmbeddedKafka, door: Doorman
+):
+    async with (
+        Multiplex(url, **bearing(OLD)) as socket,
+        Multiplex(url, "/records/orders", **bearing(OLD)) as own,
+    ):
+        await socket.subscribe("a", "/records/orders")
+        await own.next(None, "begin")
+        for each in (socket, own):
+            for n, token in enumerate((BAD, STOCK)):  # the stream of orders is not for these
+                await each.say("token", jwt=token)
+                error = await each.next(None, "error", n)
+                assert error["code"] == "forbidden" and token not in str(error)
+        await socket.subscribe("still", "/records/orders")
+        for each in (socket, own):
+            await each.say("token", jwt=NEW)
+            await each.next(None, "renewed")
+        door.may.pop(OLD)
+        await socket.subscribe("b", "/records/stock")
+        await heard(socket, "b", kafka, "stock")
+        await heard(socket, "a", kafka, "orders")
+        await own.wait(lambda: own.tally.get(None, 0) > 0)
+
+        door.may.pop(NEW)  # what runs, runs; what is chosen anew is asked for
+        await socket.say("change", id="a", path="/records/orders")
+        assert (await socket.next("a", "error"))["code"] == "forbidden"
+        await heard(socket, "a", kafka, "orders")
+
+
+async def test_a_renewal_is_asked_of_what_a_stream_changes_to(url: str, door: Doorman):
+    """And of streams that end meanwhile: the session broke over the dictionary they left."""
+    async with Multiplex(url, **bearing(NEW)) as socket:
+        for n in range(20):
+            await socket.say("subscribe", id=f"{n}", path="/records/orders")
+        for n in range(20):
+            await socket.say("change", id=f"{n}", path="/records/stock")
+            await socket.say("token", jwt=OLD)
+            await socket.say("unsubscribe", id=f"{n}")
+            await socket.say("token", jwt=NEW)
+        await socket.answers()
+        refused = [each for each in socket.said if each.get("code") == "forbidden"]
+        assert len(refused) >= 1 and len(socket.of(None, "renewed")) >= 20

@@ -1,0 +1,31 @@
+"""The gateway's application in the test's own loop, with the gateway's own edge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from support.served import served
+
+from gateway.config import loads
+from gateway.web.app import Application, create_app
+from gateway.web.sockets import WebSocketProtocol
+from gateway.web.transport import GatewayProtocol
+
+
+@asynccontextmanager
+async def in_process(
+    config: Mapping[str, Any], **options: Any
+) -> AsyncIterator[tuple[str, Application]]:
+    """Its base URL, and the application. options: of `create_app`."""
+    text = StringIO()
+    YAML().dump(dict(config), text)
+    app = create_app(loads(text.getvalue(), name="test"), **options)
+    async with (
+        app.lifespan(),
+        served(app, http=GatewayProtocol, ws=WebSocketProtocol) as url,
+    ):
+        yield url, app
