@@ -1,0 +1,220 @@
+"""How sockets end: with the gateway, by a drain that loses nothing, or with their client, in any
+state and leaving nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket as sockets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from support.clients.websocket import WebSocketClient
+from support.gateways import config_for, route, running_gateway
+from support.heard import heard
+from support.in_process import in_process
+from support.leaks import held
+from support.multiplex import WITHIN, Multiplex
+from support.oracle import Oracle
+from support.until import until
+
+from gateway.core.record import TopicPartition
+from gateway.kafka.embedded import EmbeddedKafka
+
+TOPICS = {"orders": 3, "large": 1, "stock": 1}
+ZERO = {TopicPartition("orders", p): 0 for p in range(3)}
+SOCKETS = 200
+BEFORE = 40  # of them, until all is there that stays
+
+
+@pytest.fixture
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(TOPICS) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
+    async with Oracle(",".join(kafka.bootstrap)) as oracle:
+        yield oracle
+
+
+def config(kafka: EmbeddedKafka) -> dict[str, Any]:
+    return config_for(
+        kafka.bootstrap, TOPICS, [route(name, "envelope", produce=True) for name in TOPICS]
+    )
+
+
+def small_buffer(url: str) -> sockets.socket:
+    """A connection of one that is felt soon when it does not read."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    made = sockets.socket()
+    made.setsockopt(sockets.SOL_SOCKET, sockets.SO_RCVBUF, 16_384)
+    made.connect((host, int(port)))
+    made.setblocking(False)
+    return made
+
+
+async def blocked(stack: AsyncExitStack, url: str, streams: int) -> Multiplex:
+    """A client that asks for much and reads nothing."""
+    never = Multiplex(url, sock=small_buffer(url), max_queue=1)
+    never.reading.clear()
+    await stack.enter_async_context(never)
+    for n in range(streams):
+        await never.say("subscribe", id=f"{n}", path="/records/large", **{"from": "earliest"})
+    return never
+
+
+async def test_a_drain_ends_every_stream_with_its_position_and_they_go_on_elsewhere(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    """Also those that are being changed at that moment, and beside one that never reads."""
+    await oracle.produce("large", 300, fields={"pad": "x" * 10_000})
+    async with (
+        running_gateway(config(kafka)) as gateway,
+        running_gateway(config(kafka)) as other,
+        AsyncExitStack() as stack,
+    ):
+        await blocked(stack, gateway.base_url, 5)
+        own = await stack.enter_async_context(
+            WebSocketClient(f"{gateway.base_url}/records/orders", retry=0.2)
+        )
+        idle, many, opening = [
+            await stack.enter_async_context(Multiplex(gateway.base_url)) for _ in range(3)
+        ]
+        for n in range(20):
+            await many.subscribe(f"{n}", "/records/orders")
+        await own.wait(1)
+        over = asyncio.Event()
+
+        async def write() -> None:
+            while not over.is_set():
+                await oracle.produce("orders", 10)
+                await asyncio.sleep(0.01)
+
+        writing = asyncio.create_task(write())
+        await many.wait(lambda: min(many.tally.get(f"{n}", 0) for n in range(20)) > 50)
+        own.lead_to(other.base_url)
+        stopping = asyncio.create_task(gateway.stop())
+        for n in range(90):
+            await say(opening, "subscribe", id=f"{n}", path="/records/orders")
+            await say(opening, "change", id=f"{n}", path="/records/stock")
+        for each in (idle, many, opening):
+            assert await each.closed() == 1012
+        for label in (f"{n}" for n in range(20)):
+            (end,) = many.of(label, "end")
+            assert end["reason"] == "drain" and end["position"] == many.position(label)
+            assert many.of(label)[-1] == end
+        begun = {message["id"] for message in opening.said if message["type"] == "begin"}
+        assert begun == {message["id"] for message in opening.said if message["type"] == "end"}
+        assert await stopping == 0
+        assert "Traceback" not in gateway.log, gateway.tail()
+
+        again = await stack.enter_async_context(Multiplex(other.base_url))
+        for n in range(20):
+            position = many.position(f"{n}")
+            await again.subscribe(f"{n}", "/records/orders", lastEventId=position)
+        await again.wait(lambda: min(again.tally.get(f"{n}", 0) for n in range(20)) > 50)
+        over.set()
+        await writing
+        count = sum(map(orders, oracle.acknowledged()))
+        for n in range(20):
+            await again.wait(lambda n=n: many.tally[f"{n}"] + again.tally[f"{n}"] >= count)
+            events = [*many.events(f"{n}"), *again.events(f"{n}")]
+            oracle.check_events(events, start=ZERO, view=orders)
+        await own.wait(lambda events: len(heard(events)) >= count, WITHIN)
+        oracle.check_events(own.events, start=ZERO, view=orders)
+        assert own.closes == [1012] and own.opened == 2
+        print(f"{len(begun)} of {len(opening.said)} messages opened in the drain")
+
+
+async def test_a_stream_that_is_being_opened_when_the_gateway_drains_is_told(kafka: EmbeddedKafka):
+    """It was not among those that were told to end, and its client heard nothing."""
+    async with (
+        in_process(config(kafka)) as (url, app),
+        Multiplex(url) as socket,
+        Multiplex(url) as idle,
+        Multiplex(url) as late,
+    ):
+        await idle.answers()
+        await late.subscribe("a", "/records/stock")
+        for n in range(20):
+            await socket.say("subscribe", id=f"{n}", path="/records/orders")
+        await until(lambda: app.state.hub.topics.held, every=0)
+        await late.say("change", id="a", path="/records/large")
+        app.state.hub.drain()
+        for each in (socket, idle, late):
+            assert await each.closed() == 1012
+        begun = {message["id"] for message in socket.said if message["type"] == "begin"}
+        ends = {message["id"]: message for message in socket.said if message["type"] == "end"}
+        assert begun == ends.keys() and begun
+        assert all(end["reason"] == "drain" and end["position"] for end in ends.values())
+        assert late.of("a")[-1]["reason"] == "drain"
+        assert not app.state.hub.clients and not app.state.hub.leaving
+
+
+async def say(socket: Multiplex, kind: str, **members: Any) -> None:
+    """To one that may be closed meanwhile."""
+    try:
+        await socket.say(kind, **members)
+    except Exception:
+        await socket.closed()
+
+
+def orders(acked: Any) -> bool:
+    return bool(acked.tp.topic == "orders")
+
+
+async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing_behind(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    await oracle.produce("large", 300, fields={"pad": "x" * 10_000})
+    async with in_process(config(kafka)) as (url, app):
+        hub = app.state.hub
+        async with AsyncExitStack() as stack:
+            await blocked(stack, url, 3)
+            for n in range(BEFORE):
+                await come_and_go(url, oracle, n)
+        await until(lambda: not hub.clients and not hub.leaving, "the first ones' end", WITHIN)
+        await until(lambda: not any("run_asgi" in name for name in held().tasks), "their requests")
+        before = held()
+        async with AsyncExitStack() as stack:
+            for n in range(SOCKETS):
+                if n % 20 == 0:
+                    await blocked(stack, url, 3)
+                else:
+                    await come_and_go(url, oracle, n)
+            assert len(hub.clients) >= SOCKETS // 20 * 3
+        await until(lambda: not hub.clients and not hub.leaving, lambda: f"{hub.clients}", WITHIN)
+        await until(lambda: not held() - before, lambda: f"left: {held() - before}", WITHIN)
+        assert sum(len(c.followers) for s in hub._tails.values() for c in s.channels.values()) == 0
+
+
+async def come_and_go(url: str, oracle: Oracle, n: int) -> None:
+    """In one of the states that a session can be in, cut off."""
+    state, path = n % 7, "/records/orders"
+    if state == 0:
+        async with Multiplex(url, path) as own:
+            await own.next(None, "begin")
+        return
+    async with Multiplex(url) as socket:
+        if state == 1:
+            return
+        for label in "abc":
+            if state == 2:
+                await socket.say("subscribe", id=label, path=path)
+            else:
+                await socket.subscribe(label, path, **({"credit": 1} if state == 3 else {}))
+        if state == 4:
+            for topic in ("stock", "orders", "stock"):
+                await socket.say("change", id="a", path=f"/records/{topic}")
+        elif state == 5:
+            for number in range(5):
+                await socket.say("produce", id=f"{number}", path="/records/stock", value=number)
+        elif state == 6:
+            await socket.say("unsubscribe", id="a")
+            await socket.socket.close()
+        elif state == 3:
+            await oracle.produce("orders", 5)
+            await socket.wait(lambda: socket.tally.get("c") == 1)
