@@ -273,25 +273,29 @@ async def test_the_page_outlives_cuts_and_pauses_and_tells_gaps(running: Demo, t
 async def test_the_react_page_changes_in_place_and_goes_on_after_unmounting_and_reload(
     running: Demo, tab: Browser, built: None
 ):
-    """In StrictMode, which mounts twice."""
-    url = page_of("react", running.url)
-    await fits(tab, url)
-    await has_rows(tab, 4)
-    are_steps(await rows(tab))
-    kept = await rows(tab)
-    await tab.open("about:blank")
-    await tab.open(url)
-    await more_than(tab, kept)
-    await focus(tab, "button")
-    await tab.press(SPACE)
-    await tab.until("return !document.querySelector('table')")
-    await tab.press(SPACE)
-    await more_than(tab, kept)
-    await tab.run(
-        "window.states = [];"
-        "new MutationObserver(() => states.push(document.querySelector('.state').textContent))"
-        ".observe(document.body, {childList: true, subtree: true, characterData: true})"
-    )
+    """In StrictMode, which mounts twice. Unmounted, it has no connection."""
+    async with TcpProxy("127.0.0.1", running.port) as network:
+        url = page_of("react", f"http://{network.address}")
+        await fits(tab, url)
+        await has_rows(tab, 4)
+        are_steps(await rows(tab))
+        kept = await rows(tab)
+        await tab.open("about:blank")
+        await tab.open(url)
+        await more_than(tab, kept)
+        await focus(tab, "button")
+        await tab.press(SPACE)
+        await tab.until("return !document.querySelector('table')")
+        await until(lambda: network.open_connections == 0, "the end of the connection", WITHIN)
+        await tab.press(SPACE)
+        await more_than(tab, kept)
+        await one_customer(tab, network)
+        await tab.open("about:blank")
+
+
+async def one_customer(tab: Browser, network: TcpProxy) -> None:
+    """Chosen by a key; the connection stays."""
+    connects = len(network.connects)
     await tab.run("document.querySelector('select').focus()")
     await tab.press("g")  # grace
     await tab.until(
@@ -300,9 +304,9 @@ async def test_the_react_page_changes_in_place_and_goes_on_after_unmounting_and_
         WITHIN,
     )
     are_steps(await rows(tab))
-    assert set(await tab.run("return window.states")) == {"live"}
+    assert await tab.text(".state") == "live"
+    assert len(network.connects) == connects
     assert not await tab.run("return document.querySelector('[role=alert]')")
-    await tab.open("about:blank")
 
 
 async def more_than(tab: Browser, kept: list[list[str]]) -> None:
@@ -348,13 +352,18 @@ async def test_fastapi_gives_its_streams_to_those_who_are_logged_in(
         assert curl.lines == ["204"]
         async with shell(f"{stream}?from=earliest", place) as curl:
             await until(lambda: 'data: {"order"' in curl.said, lambda: curl.said, WITHIN)
-        async with shell(paid + " -sS", place) as curl:
+        before = await sums_paid(running)
+        async with shell(f"{paid} -sS", place) as curl:
             await curl.wait(WITHIN)
-        every = [each for each in await every_order(running.url) if each["customer"] == "ada"]
-        totals = [order["total"] for order in every if order["status"] == "paid"]
-        sums = [round(sum(totals[:n]), 2) for n in range(len(totals) + 1)]
-        assert json.loads(curl.said)["ada"] in sums[-2:]  # one more may have been paid since
+        assert json.loads(curl.said)["ada"] in (await sums_paid(running))[len(before) - 1 :]
         await logs_in(tab, url)
+
+
+async def sums_paid(running: Demo) -> list[float]:
+    """What ada's paid orders came to, after each of them."""
+    every = [each for each in await every_order(running.url) if each["customer"] == "ada"]
+    totals = [order["total"] for order in every if order["status"] == "paid"]
+    return [round(sum(totals[:n]), 2) for n in range(len(totals) + 1)]
 
 
 async def logs_in(tab: Browser, url: str) -> None:
@@ -398,17 +407,20 @@ async def test_behind_nginx_eight_streams_of_a_page_share_a_connection(
         await tab.open(url)
         await is_live(tab, CUSTOMERS)
         assert await tab.text("#protocol") == "h2"
-        have = "[...document.querySelectorAll('.last')].filter(e => /A-/.test(e.textContent))"
-        await tab.until(f"return {have}.length === {CUSTOMERS}", WITHIN)
+        await have_orders(tab, CUSTOMERS)
         assert network.open_connections <= 2  # a browser opens one to spare
         width = "return document.documentElement.scrollWidth - window.innerWidth"
         assert await tab.run(width) <= 0
         await tab.open("about:blank")
     await tab.open(page_of("nginx", running.url))
-    await is_live(tab, 6)
-    await asyncio.sleep(1)  # no condition to wait for: nothing is to happen
+    await have_orders(tab, 6)
     assert await tab.text("#live") == f"6 of {CUSTOMERS}"
     await tab.open("about:blank")
+
+
+async def have_orders(tab: Browser, count: int) -> None:
+    have = "[...document.querySelectorAll('.last')].filter(e => /A-/.test(e.textContent))"
+    await tab.until(f"return {have}.length === {count}", WITHIN)
 
 
 @pytest.mark.needs("chromium", "nginx")
