@@ -22,8 +22,11 @@ from starlette.applications import Starlette
 from support.brokers import Broker
 from support.clients.raw import RawClient
 from support.gateways import config_for
+from support.heard import heard
+from support.multiplex import Multiplex
 from support.oracle import Oracle
 from support.until import until
+from websockets.exceptions import InvalidStatus
 
 from gateway.config import loads
 from gateway.web.app import create_app
@@ -142,6 +145,42 @@ async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
             value = json.loads(client.events[1]["data"])["value"]
             assert value.encode() == acked.value
         await until(lambda: not hub.clients, "the end of the subscription")
+
+
+@pytest.mark.parametrize("running", [h11, hypercorn])
+async def test_a_websocket_session_is_the_same_on_servers_that_frame_messages_themselves(
+    running: Running, kafka: Broker, topic: str, oracle: Oracle
+):
+    app, path = app_for(kafka, topic), f"/records/{topic}"
+    async with running(app) as url:
+        with pytest.raises(InvalidStatus) as refused:
+            await Multiplex(url, "/nowhere").__aenter__()
+        assert refused.value.response.status_code == 404
+        async with Multiplex(url, compression="deflate") as socket, Multiplex(url, path) as own:
+            await own.next(None, "begin")
+            await socket.subscribe("a", path, **{"from": "earliest"})
+            await socket.subscribe("slow", path, credit=2)
+            await oracle.produce(topic, 10)
+            await socket.wait(lambda: socket.tally["a"] == 60 and socket.tally["slow"] == 2)
+            await socket.say("credit", id="slow", n=3)
+            begin = await socket.change("a", path=f"/events/{topic}")
+            assert begin["changed"] and begin["position"]
+            await socket.send("{}")
+            assert (await socket.next(None, "error"))["code"] == "unknown-type"
+            await socket.wait(lambda: socket.tally["slow"] == 5)
+            position = (await socket.unsubscribe("slow"))["position"]
+            await socket.subscribe("again", path, lastEventId=position)
+            await socket.wait(lambda: socket.tally["again"] == 5)
+            await own.wait(lambda: own.tally[None] == 10)
+            slow = [each for each in socket.events("slow") if each["event"] != "end"]
+            for events in ([*slow, *socket.events("again")], own.events()):
+                assert len(heard(events)) == 10
+                oracle.check_events(events)
+            app.state.hub.drain()
+            assert await own.closed() == await socket.closed() == 1012
+            for label in ("a", "again"):
+                assert (await socket.next(label, "end"))["reason"] == "drain"
+        await until(lambda: not app.state.hub.clients, "the end of the subscriptions")
 
 
 @pytest.mark.needs("curl")
