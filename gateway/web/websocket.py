@@ -11,7 +11,6 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
@@ -123,14 +122,18 @@ class Session:
             raise Disconnected
         try:
             said = messages.read(heard)
-            await self._take(said)
-            self._bad = 0
-        except (GatewayError, HTTPException) as exc:
-            await self._error(_about(exc, heard), exc)
+        except BadMessage as exc:
+            await self._error(exc.about, exc)
             self._bad += 1
             if self._bad >= BAD_IN_A_ROW:
                 await self._socket.close(POLICY, f"{self._bad} bad messages in a row")
                 raise Disconnected from None
+            return
+        self._bad = 0  # what can be read and not be done, such as one more grant, may come often
+        try:
+            await self._take(said)
+        except (GatewayError, HTTPException) as exc:
+            await self._error(None if isinstance(said, Token) else said.id, exc)
 
     async def _take(self, said: Said) -> None:
         """Raises RequestError for what cannot be done."""
@@ -266,11 +269,3 @@ def _origin_allowed(routes: Routes, socket: Socket) -> bool:
 
 def _bad(detail: str, about: str | None) -> BadMessage:
     return BadMessage("Bad message", detail, about)
-
-
-def _about(exc: Exception, heard: str) -> str | None:
-    """The id that an error is about: what could not be read may still name it."""
-    if isinstance(exc, BadMessage):
-        return exc.about
-    told = orjson.loads(heard).get("id")
-    return told if isinstance(told, str) else None

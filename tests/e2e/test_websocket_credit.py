@@ -223,10 +223,11 @@ async def test_streams_of_a_socket_that_is_read_slowly_share_it_fairly(
     start = time.monotonic()
     await oracle.produce("large", count, fields=PAD)
     async with Multiplex(gateway.base_url, max_queue=1, write_limit=1) as socket:
+        for label in "abcd":
+            await socket.subscribe(label, "/large", credit=0, **{"from": "earliest"})
         socket.reading.clear()
         for label in "abcd":
-            await socket.say("subscribe", id=label, path="/large", **{"from": "earliest"})
-        await asyncio.sleep(0.3)  # all of them have something to send
+            await socket.say("credit", id=label, n=10_000)
         shares: list[dict[str | None, int]] = []
         socket.reading.set()
         while min(map(len, map(socket.records, "abcd"))) < count:

@@ -33,3 +33,15 @@ async def test_a_lifetime_that_is_over_ends_an_idle_stream_without_a_last_commen
         pieces = [piece async for piece in client.stream()]
     assert len(pieces) == 2 and b'event: end\ndata: {"reason":"lifetime"}' in pieces[1]
     assert client._hub.left == [client]
+
+
+async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
+    """A drain does not wait for partitions that nobody leads."""
+    client = client_of(ready=False, deadline=asyncio.get_running_loop().time() + 3600)
+    waiting = asyncio.create_task(client.ready())
+    await asyncio.sleep(0)
+    client.end("drain")
+    async with asyncio.timeout(30):
+        await waiting
+        pieces = [piece async for piece in client.stream()]
+    assert b"event: begin" in pieces[0] and b'{"reason":"drain"}' in pieces[-1]
