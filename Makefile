@@ -69,4 +69,5 @@ lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgra
 
 clean: ## remove the .venv and everything made; downloads stay cached
 	rm -rf $(VENV) dist node_modules .*_cache .hypothesis
+	rm -rf examples/*/node_modules examples/*/dist
 	find gateway tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,6 +6,7 @@ KAFKA=localhost:9092 uvicorn app:app --app-dir examples/fastapi --port 8001
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Response
@@ -21,7 +22,9 @@ PASSWORDS = {"ada": "lovelace", "grace": "hopper"}  # yours are hashed, and else
 sessions: dict[str, str] = {}  # cookie -> who; yours are where all processes see them
 
 
-async def logged_in(route: Route, connection: HTTPConnection, token: str | None) -> None:
+async def logged_in(
+    route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
+) -> None:
     """The gateway asks this before every stream."""
     if connection.cookies.get("session") not in sessions:
         raise RequestError(401, "Not logged in", "log in first")

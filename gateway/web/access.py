@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from starlette.requests import HTTPConnection
@@ -14,17 +15,24 @@ _SCHEME = "bearer."
 class Access(Protocol):
     """Asked before every stream, and again when a WebSocket client renews its token.
 
-    token: the bearer token of the `Authorization` header, of the WebSocket subprotocol
-           `bearer.<token>`, or of the last `token` message; None if there is none.
+    params: what the path pattern of the route found in the path, decoded.
+    token:  the bearer token of the `Authorization` header, of the WebSocket subprotocol
+            `bearer.<token>`, or of the last `token` message; None if there is none.
     Raises RequestError 401 or 403, with what to do.
     """
 
     async def __call__(
-        self, route: Route, connection: HTTPConnection, token: str | None
+        self,
+        route: Route,
+        params: Mapping[str, str],
+        connection: HTTPConnection,
+        token: str | None,
     ) -> None: ...
 
 
-async def anyone(route: Route, connection: HTTPConnection, token: str | None) -> None:
+async def anyone(
+    route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
+) -> None:
     """Access for whoever reaches the port."""
 
 

@@ -73,7 +73,7 @@ class Routes:
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> None:
         """Raises RequestError where access is denied. token: beats what the connection has."""
-        await self._access(match.route, connection, token or bearer(connection))
+        await self._access(match.route, match.params, connection, token or bearer(connection))
 
     async def open(
         self, match: Match, request: HTTPConnection, wire: Wire, *, page: int | None = None

@@ -294,7 +294,9 @@ async def test_a_token_is_renewed_on_the_same_connection_before_it_expires(
     """The first one is refused, as if it had been revoked: another one is asked for."""
     seen: list[int] = []
 
-    async def access(route: Route, connection: HTTPConnection, token: str | None) -> None:
+    async def access(
+        route: Route, params: Any, connection: HTTPConnection, token: str | None
+    ) -> None:
         assert token is not None
         claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
         seen.append(claims["jti"])

@@ -181,7 +181,8 @@ async def test_the_hosts_cors_is_the_gateways_too(orders: EmbeddedKafka):
 
 
 async def test_the_host_says_who_may_have_a_stream(orders: EmbeddedKafka):
-    async def access(route: Any, connection: Any, token: str | None) -> None:
+    async def access(route: Any, params: Any, connection: Any, token: str | None) -> None:
+        assert params == {}
         if token != "sesame":
             raise RequestError(401, "Unauthorized", "log in first")
 

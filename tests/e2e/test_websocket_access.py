@@ -28,7 +28,7 @@ class Doorman:
     def __init__(self) -> None:
         self.may = {OLD: {"orders"}, NEW: {"orders", "stock"}, STOCK: {"stock"}}
 
-    async def __call__(self, route: Any, connection: Any, token: str | None) -> None:
+    async def __call__(self, route: Any, params: Any, connection: Any, token: str | None) -> None:
         await asyncio.sleep(0)  # as one that asks elsewhere
         if token is None:
             raise RequestError(401, "Unauthorized", "bring a token")
