@@ -193,6 +193,7 @@ async def test_changes_in_quick_succession_add_up(gateway: Gateway, oracle: Orac
         before = len(socket.records("a"))
         await oracle.produce("stock", 14)
         await socket.wait(lambda: len(socket.records("a")) == before + 14)
+        assert "run" in json.loads(socket.records("a")[-1]["value"])
 
 
 async def test_a_change_to_another_topic_begins_there_and_to_one_more_keeps_its_place(
