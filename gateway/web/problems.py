@@ -61,6 +61,8 @@ def code(exc: Exception) -> str:
             return "kafka-unavailable"
         case HTTPException(status_code=404):
             return "unknown-path"
+        case HTTPException():
+            return HTTPStatus(exc.status_code).phrase.lower().replace(" ", "-")
     return "internal-error"
 
 

@@ -16,8 +16,8 @@ from ..config import Settings
 from ..errors import GatewayError
 from ..hub.hub import Hub
 from .app import Startup, create_app
-from .sockets import WebSocketProtocol
 from .transport import GatewayProtocol
+from .upgraded import WebSocketProtocol
 
 log = logging.getLogger(__name__)
 

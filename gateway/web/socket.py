@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket as Connection
 
 from ..wire.websocket import messages
-from .sockets import FRAMES
+from .upgraded import FRAMES
 
 PROTOCOL = "gateway.v1"
 

@@ -37,7 +37,7 @@ from websockets.http11 import Request
 
 from ..errors import RequestError
 from . import head
-from .sockets import WebSocketProtocol
+from .upgraded import WebSocketProtocol
 
 
 class Phase(Enum):

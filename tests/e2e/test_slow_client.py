@@ -222,20 +222,20 @@ async def test_a_client_that_never_reads_is_cut_at_last_and_the_others_go_on(
         gateway = await stack.enter_async_context(running_gateway(config, command=command))
         url = f"{gateway.base_url}/catchUp"
         others = await stack.enter_async_context(readers(url, 5))
-        files = gateway.open_files
+        before = gateway.clients
         never = over(wire, Hasty)(url, receive_buffer=16_384)
         await stack.enter_async_context(never)
         await never.wait(1, WITHIN)
         never.hold()
-        assert gateway.open_files > files
+        assert gateway.clients == before + 1
         began = time.monotonic()
         for _ in range(10):
             await oracle.produce(name, 80, key=unique, fields={"pad": "x" * SIZE})
-        while gateway.open_files > files and time.monotonic() < began + WITHIN:
+        while gateway.clients > before and time.monotonic() < began + WITHIN:
             await flow(oracle, name, time.monotonic() + 0.2)
         taken = time.monotonic() - began
         print(f"cut after {taken:.1f} s")
-        assert gateway.open_files == files
+        assert gateway.clients == before
         assert taken > 2.0
         count = len(oracle.acknowledged())
         await until(lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN)

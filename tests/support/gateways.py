@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
@@ -146,6 +147,15 @@ class Gateway:
     def open_files(self) -> int:
         """File descriptors, sockets included."""
         return int(psutil.Process(self.pid).num_fds())
+
+    @property
+    def clients(self) -> int:
+        """Connections that came in and are open."""
+        port = urlsplit(self.base_url).port
+        open_ones = psutil.Process(self.pid).net_connections("tcp")
+        return sum(
+            each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED for each in open_ones
+        )
 
     @property
     def log(self) -> str:

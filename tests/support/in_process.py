@@ -12,8 +12,8 @@ from support.served import served
 
 from gateway.config import loads
 from gateway.web.app import Application, create_app
-from gateway.web.sockets import WebSocketProtocol
 from gateway.web.transport import GatewayProtocol
+from gateway.web.upgraded import WebSocketProtocol
 
 
 @asynccontextmanager

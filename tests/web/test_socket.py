@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from gateway.web.socket import Disconnected, Socket
-from gateway.web.sockets import FRAMES
+from gateway.web.upgraded import FRAMES
 
 
 def socket(send: Any) -> Socket:

@@ -23,8 +23,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.web.sockets import WebSocketProtocol
 from gateway.web.transport import GatewayProtocol
+from gateway.web.upgraded import WebSocketProtocol
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 

@@ -39,12 +39,21 @@ class Stream {
       if (event.data) return this.take(event);              // the server's own `error` event
       if (source.readyState === EventSource.CONNECTING) return this.state("connecting", "reconnecting");
       this.state("closed", "refused, trying again in 3 s"); // the browser gave up: we do not
-      if (!this.began) this.lastId = "";                    // perhaps it is of another Kafka
+      if (!this.began) this.doubt(url);
       this.timer = setTimeout(() => this.open(), 3000);
     };
     for (const name of ["message", "begin", "ready", "position", "gap", "delete", "end"]) {
       source.addEventListener(name, (event) => this.take(event));
     }
+  }
+  /* Forget a position that the gateway refuses: it is of another Kafka. One that is away, and a
+     browser that gives up for that, say nothing about it. */
+  async doubt(url) {
+    const control = new AbortController();
+    const { signal } = control;
+    const answer = await fetch(url, { signal }).catch(() => null);
+    if (answer?.status === 400) this.lastId = "";
+    control.abort();
   }
   take(event) {
     if (event.target !== this.source) return;

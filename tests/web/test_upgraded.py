@@ -35,8 +35,8 @@ from uvicorn.server import ServerState
 from websockets.protocol import Protocol
 from websockets.server import ServerProtocol
 
-from gateway.web.sockets import FRAMES, WebSocketProtocol
 from gateway.web.transport import GatewayProtocol
+from gateway.web.upgraded import FRAMES, WebSocketProtocol
 from gateway.wire import websocket as wire
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -619,7 +619,7 @@ def test_uvicorn_still_has_the_method_the_protocol_builds_on(name: str, paramete
 
 
 def test_uvicorn_still_has_the_state_the_protocol_builds_on():
-    told = f"uvicorn {uvicorn.__version__} changed its protocol's state; read sockets.py"
+    told = f"uvicorn {uvicorn.__version__} changed its protocol's state; read upgraded.py"
     loop = asyncio.new_event_loop()
     try:
         config = uvicorn.Config(App(), lifespan="off")
