@@ -344,14 +344,32 @@ def _with_gaps(received: Sequence[Heard], gaps: Sequence[GapEvent]) -> list[Hear
 
 
 async def read_records(
-    bootstrap: str, topic: str, *, isolation: str = "read_committed", within: float = 60.0
+    bootstrap: str,
+    topic: str,
+    *,
+    isolation: str = "read_committed",
+    within: float = 60.0,
+    least: int = 0,
 ) -> list[Acked]:
-    """Ground truth: every record that Kafka has up to its end now, read without the gateway."""
+    """Ground truth: every record that Kafka has up to its end now, read without the gateway.
+
+    least: records that there will be. The markers that end a transaction are written after its
+        producer was answered; until then a reader of committed records does not come past it.
+    """
+    async with asyncio.timeout(within):
+        while True:
+            found = await _records(bootstrap, topic, isolation)
+            if len(found) >= least:
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def _records(bootstrap: str, topic: str, isolation: str) -> list[Acked]:
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, isolation_level=isolation, auto_offset_reset="earliest"
     )
     found = []
-    async with consumer, asyncio.timeout(within):
+    async with consumer:
         await consumer._client.force_metadata_update()
         numbers = await _partitions(consumer, topic)
         partitions = [KafkaPartition(topic, number) for number in numbers]
