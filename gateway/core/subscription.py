@@ -117,14 +117,17 @@ class Subscription:
         if self.ended:
             return b""
         self._out, self._events, self._left, self._writer = [], [], budget, None
-        self._run_short()
-        self._skip()
-        self._tell()
+        if self._short:  # asked here: a take that only rides is 0.6 us, 1.4 with three calls more
+            self._run_short()
+        if self._skipped:
+            self._skip()
+        if self._told:
+            self._tell()
         self._ride()
         if self.own and self.cursor == self.channel.head and not self.ended:
             self._tell()
             self._read_alone()
-        self._render()
+            self._render()
         self.more = self._left <= 0 and not self.ended
         return b"".join(self._out)
 
