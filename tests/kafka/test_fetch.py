@@ -168,6 +168,8 @@ async def test_a_topic_made_anew_is_an_error_and_not_other_records(kafka, topic)
         await asyncio.to_thread(kafka.admin.delete_topic, name)
         await asyncio.to_thread(kafka.admin.create_topic, name)
         await produce(kafka.bootstrap, name, [b"new"])
+        # metadata may have been asked for, by its age, while there was no such topic
+        await until(lambda: kafkas.leader(TopicPartition(name, 0)) is not None, "a leader")
         (answer,) = (await fetched(kafkas, asked)).values()
         assert answer.error_code in (UNKNOWN_ID, INCONSISTENT_ID)
         await kafkas.metadata.refresh("test")
