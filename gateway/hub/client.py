@@ -20,7 +20,7 @@ from ..core.token import Token
 from ..errors import KafkaError
 from ..kafka import offsets
 from . import resume
-from .feeds import SharedTail
+from .shared import SharedTail
 from .wire import Wire
 
 if TYPE_CHECKING:

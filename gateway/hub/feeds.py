@@ -12,10 +12,8 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from ..config import Topic
-from ..core.channel import Channel, trim
 from ..core.log import Log
 from ..core.position import NO_EPOCH, Place
 from ..core.reading import At, Live, OutOfRange, Reading, Start, State
@@ -25,14 +23,10 @@ from ..core.tail import Tail
 from ..kafka.changes import Change
 from ..kafka.cluster import Cluster
 from ..kafka.fetcher import Fetcher
+from .shared import SharedTail
 from .transform import Transformer
-from .wire import Wire
 
-ANNOUNCE = 10.0  # seconds between `position` events where every event has its id
 STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
-
-
-ChannelKey: TypeAlias = tuple[bytes, Wire]  # digest of the view
 
 
 @dataclass(slots=True, eq=False)
@@ -42,29 +36,6 @@ class Feed:
     reading: Reading
     log: Log
     tails: set[SharedTail] = field(default_factory=set)
-
-
-class SharedTail:
-    """A tail, its channels by view, and when it was last of use."""
-
-    def __init__(self, tail: Tail) -> None:
-        self.tail = tail
-        self.channels: dict[ChannelKey, Channel] = {}
-        self.used = 0.0
-        self.announced: dict[ChannelKey, float] = {}
-        self.changed: set[asyncio.Future[None]] = set()
-
-    def is_due(self, key: ChannelKey, now: float) -> bool:
-        """Is it time to tell a channel's idle clients where they are? At once where ids come
-        in batches only: they must not stay out for longer than a quarter of a second."""
-        if self.tail.exact and now - self.announced.get(key, now - ANNOUNCE) < ANNOUNCE:
-            return False
-        self.announced[key] = now
-        return True
-
-    @property
-    def idle(self) -> bool:
-        return not any(channel.followers for channel in self.channels.values())
 
 
 class Feeds:
@@ -167,7 +138,7 @@ class Feeds:
             for shared in feed.tails:
                 turns.setdefault(shared, []).extend(entries)
         for shared, turn in turns.items():
-            _publish(shared, turn, wall)
+            shared.publish(turn, wall)
 
     def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
         transformer = self._transformers.get(reading.tp.topic)
@@ -237,15 +208,3 @@ def _log(log: Log, entry: Entry, now: float) -> None:
             log.open(entry.next, entry.epoch)
     elif type(entry) is not Fault and log.next is not None:
         log.append(entry, now)
-
-
-def _publish(shared: SharedTail, entries: Iterable[Entry], wall: int) -> None:
-    turn = shared.tail.turn(entries, wall)
-    for channel in shared.channels.values():
-        if channel.followers and channel.publish(turn) is not None:
-            for follower in channel.followers:
-                follower.wake()
-    trim(shared.tail, shared.channels.values())
-    for waiting in shared.changed:
-        if not waiting.done():
-            waiting.set_result(None)

@@ -21,9 +21,10 @@ from . import resume
 from .archive import Archive
 from .client import Client
 from .epochs import Epochs
-from .feeds import Feeds, SharedTail
+from .feeds import Feeds
 from .publisher import Publisher
 from .resume import Start
+from .shared import SharedTail
 from .starts import ends, found
 from .topics import Topics
 from .view import View

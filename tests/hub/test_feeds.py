@@ -17,7 +17,8 @@ from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.formats import format_for
 from gateway.hub.encoder import SseEncoder
-from gateway.hub.feeds import Feeds, SharedTail
+from gateway.hub.feeds import Feeds
+from gateway.hub.shared import SharedTail
 from gateway.kafka.embedded import EmbeddedKafka
 
 ZERO, ONE = TopicPartition("orders", 0), TopicPartition("orders", 1)

@@ -13,7 +13,7 @@ from gateway.core.tail import Tail
 from gateway.formats import format_for
 from gateway.hub.client import Client
 from gateway.hub.encoder import Sse
-from gateway.hub.feeds import SharedTail
+from gateway.hub.shared import SharedTail
 from gateway.hub.wire import Wire
 
 TP = TopicPartition("orders", 0)

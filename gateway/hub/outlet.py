@@ -1,0 +1,20 @@
+"""Where one client's bytes go: a connection, without a task in between."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Outlet(Protocol):
+    """One connection, as far as the hub knows it. It tells the client (`Client.drained`) when
+    it is no longer full, and (`Client.close`) when it is lost."""
+
+    @property
+    def full(self) -> bool:
+        """Something waits for the other side to take it."""
+
+    def write(self, data: bytes) -> None:
+        """Send now; what the other side does not take waits. Never raises, never blocks."""
+
+    def finish(self, data: bytes) -> None:
+        """Send the last bytes, and end the answer as its protocol does."""
