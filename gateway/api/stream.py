@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from ..core.subscription import SlowClient
+from ..core.slow import SlowClient
 from ..errors import GatewayError, StreamEnded
 from ..hub.client import Client
 from ..hub.hub import Hub

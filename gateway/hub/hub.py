@@ -12,7 +12,8 @@ from ..core.channel import Channel
 from ..core.log import Log
 from ..core.position import Position
 from ..core.reading import Since
-from ..core.subscription import SlowClient, Subscription
+from ..core.slow import SlowClient
+from ..core.subscription import Subscription
 from ..core.tail import Tail
 from ..core.token import Token
 from ..formats import format_for

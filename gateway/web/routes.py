@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from ..config import Route, Settings
-from ..core.subscription import SlowClient
+from ..core.slow import SlowClient
 from ..errors import RequestError, TokenError
 from ..hub.client import Client
 from ..hub.hub import Hub

@@ -9,7 +9,8 @@ from gateway.core.channel import Channel, trim
 from gateway.core.log import Log
 from gateway.core.position import NO_EPOCH, UNVERIFIED, Place
 from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
-from gateway.core.subscription import SlowClient, Subscription
+from gateway.core.slow import SlowClient
+from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.core.token import decode
 
@@ -255,7 +256,7 @@ def test_without_credit_one_that_stands_where_the_channel_stands_rides():
     gateway.records(A, 0)
     sub = gateway.subscribe((A, Place(0)), credit=1)
     assert taken(sub) == ["record 0 0 -> 1 0"]
-    sub.own[A] = Place(1)
+    sub.part({A: Place(1)})
     taken(sub)
     assert not sub.own
 

@@ -18,7 +18,7 @@ from support.until import until
 from gateway.config import Settings
 from gateway.core.filters import Filter, Filters
 from gateway.core.record import TopicPartition
-from gateway.core.subscription import SlowClient
+from gateway.core.slow import SlowClient
 from gateway.errors import UnknownTopic
 from gateway.hub import hub as hubs
 from gateway.hub.client import Client

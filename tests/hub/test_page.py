@@ -114,7 +114,7 @@ async def test_a_partition_that_says_nothing_is_waited_for_a_moment(
     """Its place is held against a log that never answers."""
     monkeypatch.setattr(page, "SETTLE", 0.05)
     it = client()
-    it.subscription.own[TP] = Place(0, 0, UNVERIFIED)
+    it.subscription.part({TP: Place(0, 0, UNVERIFIED)})
     monkeypatch.setattr(it, "_see_to_lacks", lambda: None)
     write(it, b"1")
     got = await read_within(it, 0.0)

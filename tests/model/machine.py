@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from gateway.core import tail
 from gateway.core.reading import OutOfRange
 from gateway.core.record import Ready
-from gateway.core.subscription import SlowClient, Subscription
+from gateway.core.slow import SlowClient
+from gateway.core.subscription import Subscription
 
 from .client import Client
 from .oracle import Oracle, Wrong

@@ -10,6 +10,7 @@ from model.oracle import Wrong
 from model.running import run
 
 from gateway.core import reading
+from gateway.core.alone import Alone
 from gateway.core.log import Log
 from gateway.core.position import Place
 from gateway.core.reading import Fetched, Reading
@@ -54,16 +55,16 @@ def it_joins_the_ride_without_waiting_for_the_head(patch: pytest.MonkeyPatch) ->
 
 
 def _joins(patch: pytest.MonkeyPatch, too: Callable[[int, int], bool]) -> None:
-    join = Subscription._join
+    join = Alone._join
 
-    def unequal(self: Subscription, tp: TopicPartition, log: Log) -> bool:
-        offset = self.own[tp].offset
-        known = not self.alone and offset is not None and log.next is not None
-        if known and too(offset, log.next):
-            self.own[tp] = self.own[tp]._replace(offset=log.next)
-        return join(self, tp, log)
+    def unequal(self: Alone, tp: TopicPartition) -> bool:
+        offset, end = self.own[tp].offset, self._sub.channel.tail.position[tp].offset
+        known = not self._sub.bounded and offset is not None and end is not None
+        if known and too(offset, end):
+            self.own[tp] = self.own[tp]._replace(offset=end)
+        return join(self, tp)
 
-    patch.setattr(Subscription, "_join", unequal)
+    patch.setattr(Alone, "_join", unequal)
 
 
 @plant
@@ -94,7 +95,7 @@ def a_place_counts_before_its_gap_was_told(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(self: Subscription, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
         verified(self, tp, place, gap)
-        self._put(tp, place)
+        self.part({tp: place})
 
     patch.setattr(Subscription, "verified", hasty)
 
@@ -134,7 +135,7 @@ def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> Non
 
 @plant
 def what_was_read_before_a_gap_comes_after_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Subscription, "_drop_backlog", lambda self, tp: None)
+    patch.setattr(Alone, "_drop_backlog", lambda self, tp: None)
 
 
 @pytest.mark.parametrize("bug", planted, ids=lambda bug: bug.__name__)

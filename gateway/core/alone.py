@@ -1,0 +1,402 @@
+"""What one client reads by itself: the partitions whose places are not its channel's.
+
+Each is read privately, from the logs or from Kafka, up to exactly where the tail stands, and
+given back to the ride at that instant; so no record comes twice, none is left out, and no
+component of its ids ever goes back. One that resumes ahead of this gateway owns a partition
+too, and waits until the tail has come to it.
+
+A client that rides with everything has none of this: it costs a cursor (see `subscription`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from .channel import Chunk, CohortKey, Event
+from .log import Log
+from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
+from .record import Entry, Gap, Reason, Record, TopicPartition
+from .slow import SlowClient
+from .token import TokenWriter
+
+if TYPE_CHECKING:
+    from .subscription import Subscription
+
+QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
+ENTRY_COST = 16  # of the budget, for an entry that may be filtered out
+BACKLOG = 1 << 18  # bytes of records from Kafka that wait for a client to take them
+
+
+class Alone:
+    """See the module. Comes with the first partition that a client owns, or a limit of its own, and
+    goes when it is `over`.
+
+    own: places that differ from the tail's, or may; also of partitions that only its
+         token knows of yet: metadata here may be behind.
+    """
+
+    __slots__ = (
+        "_backlog", "_events", "_key", "_left", "_out", "_seen", "_short", "_skipped", "_sub",
+        "_told", "_turns", "_writer", "backlog", "own",
+    )  # fmt: skip
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.own: Position = {}
+        self.backlog = 0  # bytes of records from Kafka that wait to be taken
+        self._sub = subscription
+        self._backlog: dict[TopicPartition, deque[Entry]] = {}
+        self._told: list[tuple[TopicPartition, Place, Gap]] = []
+        self._skipped: set[TopicPartition] = set()
+        self._short: set[TopicPartition] = set()
+        self._seen = subscription.channel.first
+        self._key: CohortKey | None = None
+        self._turns: deque[TopicPartition] = deque()
+        self._out: list[bytes] = []
+        self._events: list[Event] = []
+        self._left = 0
+        self._writer: TokenWriter | None = None
+
+    @property
+    def over(self) -> bool:
+        """It rides with everything again, and was told all."""
+        return not (self.own or self._told or self._skipped or self._short or self._sub.bounded)
+
+    def take(self, budget: int) -> bytes:
+        """As `Subscription.take`, of which this is the longer way."""
+        sub = self._sub
+        self._out, self._events, self._left, self._writer = [], [], budget, None
+        if self._short:
+            self._run_short()
+        if self._skipped:
+            self._skip()
+        if self._told:
+            self._tell()
+        self._ride()
+        if self.own and sub.cursor == sub.channel.head and not sub.ended:
+            self._tell()
+            self._read_alone()
+            self._render()
+        sub.more = self._left <= 0 and not sub.ended
+        return b"".join(self._out)
+
+    # what must be found out first
+
+    def unverified(self) -> list[tuple[TopicPartition, Place]]:
+        """Places that came with a token and were not held against the log yet."""
+        known = self._sub.channel.tail.logs.keys() - {tp for tp, _, _ in self._told}
+        return [(tp, p) for tp, p in self.own.items() if p.lineage == UNVERIFIED and tp in known]
+
+    def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
+        """The log has the place, or `gap` says what became of it; `place` is where to go on."""
+        log, came = self._sub.channel.tail.logs[tp], self.own.get(tp, place)
+        if gap is None and place.lineage == log.lineage and came.offset == place.offset:
+            parted, _ = log.parted(came)
+            if parted is not None:
+                gap, place = _truncated(tp, came, parted), parted
+        if gap is None:
+            self._put(tp, place)
+        else:  # no id may hold what was not told
+            self._told.append((tp, place, gap))
+
+    def retire(self, tp: TopicPartition) -> None:
+        """The place turned out to be of an earlier topic of this name."""
+        self._put(tp, self.own[tp]._replace(epoch=RETIRED))
+
+    def lacks(self) -> list[tuple[TopicPartition, Place]]:
+        """What has to come from Kafka, because no log holds it any more."""
+        if self.backlog >= BACKLOG:
+            return []
+        told = {tp for tp, _, _ in self._told}
+        own = self.own.items()
+        return [(tp, place) for tp, place in own if tp not in told and self._lacks(tp, place)]
+
+    def feed(self, tp: TopicPartition, place: Place, entries: Iterable[Entry]) -> None:
+        """A private read may see that the log went back before the shared read does. It is no
+        authority: what is not of the lineage is left out, and read again in the next one.
+        """
+        if self.own.get(tp) != place or self._backlog.get(tp):
+            return
+        log = self._sub.channel.tail.logs[tp]
+        self._backlog[tp] = deque(takewhile(log.admits, entries))
+        self.backlog += sum(map(_weight, self._backlog[tp]))
+
+    def fall(self, position: Position, *, skip: bool) -> None:
+        """Go on from here; skip: leave out what lies between."""
+        parted = self._part(position)
+        if skip:
+            self._skipped |= parted
+
+    # riding with the others
+
+    def _part(self, position: Position) -> set[TopicPartition]:
+        """Leave the ride at this position; the partitions that are to be read alone from it."""
+        sub = self._sub
+        tail, sub.cursor = sub.channel.tail, sub.channel.head
+        parted: set[TopicPartition] = set()
+        for tp, place in position.items():
+            now = tail.position[tp]
+            if tp in self.own or place == now:
+                continue
+            if place.pending:
+                place = tail.logs[tp].origin or place
+            self._put(tp, place)
+            parted.add(tp)
+        return parted
+
+    def _ride(self) -> None:
+        sub = self._sub
+        channel = sub.channel
+        if sub.bounded:
+            self._own_all()
+        while sub.cursor < channel.head and self._left > 0 and not sub.ended:
+            chunk = channel.chunk(sub.cursor)
+            if sub.credit is not None and not self._spend(chunk):
+                break
+            sub.cursor += 1
+            data = self._without_own(chunk) if self.own else chunk.data
+            if data:
+                self._out.append(data)
+                self._left -= len(data)
+            if chunk.ends and not chunk.ends <= self.own.keys():
+                sub.ended = "offset-out-of-range"
+
+    def _spend(self, chunk: Chunk) -> bool:
+        """Pay for a chunk; for one that costs more than there is, in records, one at a time."""
+        sub = self._sub
+        assert sub.credit is not None
+        cost = sum(event.counts and event.tp not in self.own for event in chunk.events)
+        if cost <= sub.credit:
+            sub.credit -= cost
+            return True
+        if sub.credit:
+            self._short |= self._part(sub.channel.tail.position_before(chunk.turn))
+        return False
+
+    def _run_short(self) -> None:
+        """What it reads alone for want of credit it is slow with, once the ring is past it."""
+        sub = self._sub
+        channel, self._short = sub.channel, self._short & self.own.keys()
+        if not self._short or sub.slow is SlowClient.CATCH_UP or self._seen == channel.first:
+            return
+        self._seen = channel.first
+        oldest = channel.oldest
+        if not any(self.own[tp].is_behind(oldest[tp]) for tp in self._short):
+            return
+        if sub.slow is SlowClient.DISCONNECT:
+            sub.ended = "slow"
+        else:
+            self._skipped |= self._short
+            self._short = set()
+
+    def _own_all(self) -> None:
+        sub = self._sub
+        sub.cursor = sub.channel.head
+        for tp, place in sub.channel.tail.position.items():
+            if tp not in self.own and sub.until is None:
+                self._put(tp, Place(0, NO_EPOCH, place.lineage))
+
+    def _without_own(self, chunk: Chunk) -> bytes:
+        sub = self._sub
+        issued = sub.since if any(place.pending for place in self.own.values()) else None
+        if self._key is None:
+            self._key = (issued, *sorted(self.own.items(), key=lambda item: item[0]))
+        return sub.channel.cohort(chunk, self.own, self._key, issued)
+
+    # reading alone
+
+    def _skip(self) -> None:
+        """It reads again: what it fell behind with is left out up to here, not to where it
+        fell, or it would only fall again."""
+        skipped, self._skipped = self._skipped, set()
+        for tp in sorted(skipped & self.own.keys()):
+            place, now = self.own[tp], self._sub.channel.tail.position[tp]
+            if place.is_behind(now):  # where the log itself went back, that is what is told
+                gap = Gap(tp, place.offset or 0, now.offset or 0, now.epoch, Reason.SKIPPED)
+                self._told.append((tp, now, gap))
+
+    def _tell(self) -> None:
+        """Gaps found out about a place. One id for all: it holds nothing that was not told."""
+        sub = self._sub
+        told, later = self._told, []
+        if sub.cursor < sub.channel.head:  # ids that are still to come are of the old topic
+            later = [each for each in told if each[2].reason is Reason.RECREATED]
+            told = [each for each in told if each[2].reason is not Reason.RECREATED]
+        self._told = later
+        if not told:
+            return
+        for tp, place, _ in told:
+            self._drop_backlog(tp)  # what lies before the gap's end is not sent any more
+            self._put(tp, place)
+        for _, _, gap in told:
+            self._events.append(Event(gap.tp, sub.channel.encoder.head(gap) or b"", None))
+            if sub.channel.ends_at(gap):
+                sub.ended = "offset-out-of-range"
+        self._events[-1] = self._events[-1]._replace(text=sub.writer().text())
+        self._render()
+
+    def _read_alone(self) -> None:
+        sub = self._sub
+        self._turns = deque(tp for tp in self._turns if tp in self.own)
+        self._turns.extend(sorted(self.own.keys() - set(self._turns)))
+        idle = 0
+        while self._left > 0 and not sub.ended and idle < len(self._turns):
+            tp = self._turns[0]
+            self._turns.rotate(-1)
+            idle = 0 if tp in self.own and self._read(tp) else idle + 1
+        if self._writer is not None and self._events and not sub.channel.tail.exact:
+            self._events.append(Event(None, sub.channel.encoder.position(), self._writer.text()))
+        if sub.until is not None and all(self._reached(tp) for tp in self.own):
+            sub.ended = sub.ended or "until"
+
+    def _read(self, tp: TopicPartition) -> bool:
+        """Send what there is of one partition; False if there was nothing."""
+        sub = self._sub
+        log = sub.channel.tail.logs.get(tp)
+        if log is None or not self._placed(tp, log):
+            return False
+        if sub.credit == 0:
+            return self._join(tp)
+        quantum = self._left - QUANTUM
+        progress = False
+        for entry in self._entries(tp, log):
+            progress = True
+            place = Place(entry.next, entry.epoch, log.lineage)
+            self._put(tp, place)
+            self._left -= ENTRY_COST
+            self._send(entry, place)
+            spent = self._left <= max(0, quantum) or sub.credit == 0
+            if spent or sub.ended or self._reached(tp):
+                break
+        return self._join(tp) or progress
+
+    def _placed(self, tp: TopicPartition, log: Log) -> bool:
+        """Bring the place into the log's present lineage, if it can be read at all."""
+        place = self.own[tp]
+        if place.lineage == UNVERIFIED or log.origin is None:
+            return False
+        if place.pending:
+            self._put(tp, log.origin)
+            return self._placed(tp, log)
+        if place.lineage != log.lineage:
+            self._drop_backlog(tp)
+            gap, place = log.rebase(place)
+            self._put(tp, place)
+            if gap is not None:
+                self._send(gap, place)
+        parted, sure = log.parted(place)
+        if parted is None:
+            return True
+        self._drop_backlog(tp)
+        self._put(tp, parted if sure else place._replace(lineage=UNVERIFIED))
+        if sure:
+            self._send(_truncated(tp, place, parted), parted)
+        return sure
+
+    def _entries(self, tp: TopicPartition, log: Log) -> Iterator[Entry]:
+        """What follows its place, and not more than the tail has seen: it is joined there. One
+        with an end of its own never joins."""
+        sub = self._sub
+        place, end = self.own[tp], sub.channel.tail.position[tp]
+        assert place.offset is not None
+        if self._reached(tp):
+            return
+        bounded = sub.bounded
+        if not bounded and end.lineage != log.lineage:
+            return
+        if log.covers(place):
+            self._drop_backlog(tp)
+            for entry in log.read(place.offset):
+                if not bounded and entry.next > (end.offset or 0):
+                    return
+                yield entry
+        while backlog := self._backlog.get(tp):
+            if not bounded and backlog[0].next > (end.offset or 0):
+                return
+            entry = backlog.popleft()
+            self.backlog -= _weight(entry)
+            yield entry
+
+    def _join(self, tp: TopicPartition) -> bool:
+        """Give the partition back to the ride if it stands where the tail stands."""
+        sub = self._sub
+        tail, place = sub.channel.tail, self.own[tp]
+        now = tail.position[tp]
+        if sub.bounded or (place.offset, place.lineage) != (now.offset, now.lineage):
+            return False
+        del self.own[tp]
+        self._key = None
+        self._drop_backlog(tp)
+        if self._writer is not None:
+            self._writer.move(tp, now.offset, tail.epoch(tp, now))
+        return True
+
+    def _send(self, entry: Entry, place: Place) -> None:
+        sub = self._sub
+        channel = sub.channel
+        head = channel.event_head(entry)
+        if self._writer is None and head is not None:
+            self._writer = sub.writer(self.own)
+        elif self._writer is not None:
+            self._writer.move(entry.tp, place.offset, channel.tail.epoch(entry.tp, place))
+        if head is None or self._writer is None:
+            return
+        text = self._writer.text() if channel.tail.exact else None
+        self._events.append(Event(entry.tp, head, text))
+        self._left -= len(head) + len(text or b"")
+        if channel.ends_at(entry):
+            sub.ended = "offset-out-of-range"
+        if type(entry) is Record:
+            self._count()
+
+    def _count(self) -> None:
+        sub = self._sub
+        if sub.credit is not None:
+            sub.credit -= 1
+        if sub.count is not None:
+            sub.count -= 1
+            sub.ended = sub.ended or ("until" if sub.count <= 0 else None)
+
+    def _render(self) -> None:
+        """What was read alone, onto the wire, before anything that follows."""
+        if self._events:
+            self._out.append(self._sub.channel.render(self._events))
+            self._events = []
+
+    def _put(self, tp: TopicPartition, place: Place) -> None:
+        self.own[tp] = place
+        self._key = None
+
+    def _lacks(self, tp: TopicPartition, place: Place) -> bool:
+        tail = self._sub.channel.tail
+        log = tail.logs.get(tp)
+        if log is None or place.lineage != log.lineage or tail.is_retiring(tp):
+            return False
+        if place.offset is None or log.start is None or self._backlog.get(tp) or self._reached(tp):
+            return False
+        return place.offset < log.start
+
+    def _reached(self, tp: TopicPartition) -> bool:
+        """An unverified place has reached nothing: its offset may be of another log."""
+        sub = self._sub
+        place = self.own[tp]
+        if sub.until is None or place.offset is None or place.lineage == UNVERIFIED:
+            return False
+        return place.offset >= sub.until.get(tp, 0)
+
+    def _drop_backlog(self, tp: TopicPartition) -> None:
+        for entry in self._backlog.pop(tp, ()):
+            self.backlog -= _weight(entry)
+
+
+def _truncated(tp: TopicPartition, stood: Place, place: Place) -> Gap:
+    assert stood.offset is not None and place.offset is not None
+    return Gap(tp, stood.offset, place.offset, place.epoch, Reason.TRUNCATED)
+
+
+def _weight(entry: Entry) -> int:
+    if type(entry) is not Record:
+        return 64
+    return 128 + len(entry.key or b"") + len(entry.value or b"")

@@ -1,0 +1,13 @@
+"""Clients that take less than they are sent."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class SlowClient(StrEnum):
+    """What happens to a client that falls out of its channel's ring."""
+
+    CATCH_UP = "catchUp"
+    SKIP = "skip"
+    DISCONNECT = "disconnect"
