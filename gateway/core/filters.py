@@ -14,10 +14,10 @@ are not) has no fields.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import orjson
 
@@ -32,6 +32,18 @@ _INDEX = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 _LONG: Final = 2.0**63  # from here on a whole number may have been made a double
 
 Path = tuple[str, ...]
+Site: TypeAlias = str | Path | None  # a header by its name, a field by its path; None: the key
+
+
+class Named(NamedTuple):
+    """A part of a filter that lets no more through than the values it names.
+
+    values: bytes of a key or header, texts of a field. whole: that is all the filter asks.
+    """
+
+    site: Site
+    values: tuple[bytes | str, ...]
+    whole: bool
 
 
 @dataclass(slots=True)
@@ -57,6 +69,10 @@ class LazyValue:
                 self._numerals = MISSING
         found = _walk(self._numerals, path)
         return "" if found is MISSING else str(found)
+
+    def text(self, path: Path) -> str | None:
+        """What a field there is compared as; None if it has no text."""
+        return _text(self, path, self.at(path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,30 @@ class Filter:
         ):
             object.__setattr__(self, name, value)
 
+    @property
+    def named(self) -> Iterator[Named]:
+        """The parts by which it can be looked up: key, then headers, then fields."""
+        key = () if self.key is None else ((None, self.key),)
+        fields = ((path_of(pointer), wanted) for pointer, wanted in self.fields)
+        alone = len(key) + len(self.headers) + len(self.fields) == 1
+        for site, wanted in (*key, *self.headers, *fields):
+            if not isinstance(wanted, Condition):
+                yield Named(site, (wanted,), alone)
+            elif wanted.one_of is not None:
+                whole = alone and wanted.prefix is None and not wanted.bounds
+                of_value = isinstance(site, tuple)
+                values = (text if of_value else text.encode() for text in wanted.one_of)
+                yield Named(site, tuple(values), whole)
+
+    @property
+    def keys(self) -> frozenset[bytes] | None:
+        """The keys that it names, if it does; a record of any other does not pass."""
+        if self._key is not None:
+            return frozenset((self._key,))
+        if isinstance(self.key, Condition) and self.key.one_of is not None:
+            return frozenset(text.encode() for text in self.key.one_of)
+        return None
+
     def matches(self, record: Record, value: LazyValue) -> bool:
         if self._key is not None and self._key != record.key:
             return False
@@ -102,7 +142,7 @@ class Filter:
             if wanted not in record.headers:
                 return False
         for path, text in self._paths:
-            if _text(value, path, value.at(path)) != text:
+            if value.text(path) != text:
                 return False
         for holds in self._more:  # noqa: SIM110
             if not holds(record, value):
@@ -131,6 +171,15 @@ class Filters:
         """All fields of the value that are looked at."""
         own = frozenset(pointer for each in self.filters for pointer, _ in each.fields)
         return own if self.within is None else own | self.within.pointers
+
+    @property
+    def keys(self) -> frozenset[bytes] | None:
+        """The keys that they name, if no record of another passes."""
+        own = _union([each.keys for each in self.filters])
+        within = None if self.within is None else self.within.keys
+        if own is None or within is None:
+            return within if own is None else own
+        return own & within
 
     def matches(self, record: Record, value: LazyValue | None = None) -> bool:
         """value: the record's, when other filters look at it too."""
@@ -164,6 +213,11 @@ def child_of(parent: Any, step: str) -> Any:
         index = int(step)
         return parent[index] if index < len(parent) else MISSING
     return MISSING
+
+
+def _union(named: Sequence[frozenset[bytes] | None]) -> frozenset[bytes] | None:
+    known = [keys for keys in named if keys is not None]
+    return frozenset().union(*known) if known and len(known) == len(named) else None
 
 
 def _key(condition: Condition, record: Record, value: LazyValue) -> bool:
