@@ -9,7 +9,7 @@ KAFKA  := $(VENV)/.kafka
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers format figures model lock clean
+.PHONY: help setup demo test lint types layers format bench figures model lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ layers: $(READY) ## a floor imports only floors below it
 format: $(READY) ## rewrite as ruff likes it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: setup ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
+	$(BIN)/python -m bench $(foreach each,$(WORK),--work $(each)) $(foreach each,$(PEER),--peer $(each)) $(ARGS)
 
 figures: setup ## measure; results are kept in bench/results
 	$(BIN)/python -m bench.figures $(ARGS)

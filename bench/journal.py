@@ -1,0 +1,79 @@
+"""What a run has found, kept as it goes, so that one that was interrupted goes on where it was.
+
+A run is a folder of bench/results, named by the time it began: `run.json` says on what machine,
+with which versions and what was asked for; `cells.jsonl` has a line for each work and peer. The
+table, the CSV and the plots are made of these.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .works.work import Cell, Row
+
+FORMAT = "%Y-%m-%dT%H%M%SZ"
+
+
+@dataclass
+class Run:
+    """facts: the machine and the versions. asked: works and peers, by name.
+
+    cells: by work and peer. absent: peers that could not take part, and what they lack.
+    """
+
+    folder: Path | None
+    facts: dict[str, Any]
+    asked: dict[str, list[str]]
+    finished: bool = False
+    absent: dict[str, str] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+
+    @classmethod
+    def new(cls, within: Path | None, facts: dict[str, Any], asked: dict[str, list[str]]) -> Run:
+        """within: the folder of all runs; None keeps nothing."""
+        if within is None:
+            return cls(None, facts, asked)
+        run = cls(within / datetime.now(UTC).strftime(FORMAT), facts, asked)
+        assert run.folder is not None
+        run.folder.mkdir(parents=True)
+        run.save()
+        return run
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        told = json.loads((folder / "run.json").read_text())
+        run = cls(folder, told["facts"], told["asked"], told["finished"], told["absent"])
+        cells = folder / "cells.jsonl"
+        for line in cells.read_text().splitlines() if cells.exists() else ():
+            each = json.loads(line)
+            rows = [Row(*row) for row in each["rows"]]
+            run.cells[each["work"], each["peer"]] = Cell(rows, each["notes"])
+        return run
+
+    @classmethod
+    def interrupted(cls, within: Path, asked: Mapping[str, Sequence[str]]) -> Run | None:
+        """The last run that was asked for the same, if it was not finished."""
+        for file in sorted(within.glob("*/run.json"), reverse=True):
+            run = cls.read(file.parent)
+            if run.asked == asked:
+                return None if run.finished else run
+        return None
+
+    def save(self) -> None:
+        if self.folder is None:
+            return
+        told = asdict(self)
+        kept = {name: told[name] for name in ("facts", "asked", "finished", "absent")}
+        (self.folder / "run.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+    def add(self, work: str, peer: str, cell: Cell) -> None:
+        self.cells[work, peer] = cell
+        if self.folder is not None:
+            line = {"work": work, "peer": peer, "rows": cell.rows, "notes": cell.notes}
+            with (self.folder / "cells.jsonl").open("a") as file:
+                file.write(json.dumps(line) + "\n")

@@ -1,0 +1,113 @@
+"""Cores and processes: who runs where, and what a process has used, from /proc (Linux).
+
+The server under measurement has the first core to itself; clients, producer and broker share
+the last one. Where there is one core, or no way to pin, everything runs everywhere, and the
+result says so.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TICK = 1 / os.sysconf("SC_CLK_TCK")  # s; CPU time is told in these
+
+
+def _cores() -> tuple[int | None, int | None]:
+    if not hasattr(os, "sched_getaffinity"):
+        return None, None
+    allowed = sorted(os.sched_getaffinity(0))
+    return (allowed[0], allowed[-1]) if len(allowed) > 1 else (None, None)
+
+
+SERVER, CLIENTS = _cores()  # None: not pinned
+
+
+def settle() -> None:
+    """Put this process, and with it all that it starts, on the clients' core, with as many
+    descriptors as the system allows."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if CLIENTS is not None:
+        os.sched_setaffinity(0, {CLIENTS})
+
+
+def pinned(*command: str) -> tuple[str, ...]:
+    """The command, to be run on the server's core; the process keeps its id."""
+    if SERVER is None:
+        return command
+    return (sys.executable, str(Path(__file__).with_name("pin.py")), str(SERVER), *command)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def cpu(pid: int) -> float:
+    """Seconds of user and system time of a process and its children, ended ones included."""
+    used = [process.cpu_times() for process in family(pid)]
+    ended = used[0].children_user + used[0].children_system
+    return float(ended + sum(each.user + each.system for each in used))
+
+
+def pss(pid: int) -> int:
+    """Bytes of memory of a process and its children; shared pages count by their share."""
+    total = 0
+    for process in family(pid):
+        for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                total += 1024 * int(line.split()[1])
+    return total
+
+
+@dataclass
+class Cost:
+    """What a block of work took; filled in at its end.
+
+    wall:   seconds of anybody's clock.    cpu:    CPU seconds of the server.
+    client: CPU seconds of this process.   core:   the share of the clients' core in use.
+    others: the share of the server's core that somebody else took.
+    """
+
+    wall: float = 0.0
+    cpu: float = 0.0
+    client: float = 0.0
+    core: float = 0.0
+    others: float = 0.0
+
+
+@contextmanager
+def cost(pid: int) -> Iterator[Cost]:
+    spent = Cost()
+    before = time.monotonic(), cpu(pid), time.process_time(), _busy(CLIENTS), _busy(SERVER)
+    yield spent
+    after = time.monotonic(), cpu(pid), time.process_time(), _busy(CLIENTS), _busy(SERVER)
+    wall, used, client, core, server = (b - a for a, b in zip(before, after, strict=True))
+    spent.wall, spent.cpu, spent.client = wall, max(TICK, used), client
+    if SERVER is not None:
+        spent.core = min(1.0, core / wall)
+        spent.others = max(0.0, server - used) / wall
+
+
+def _busy(core: int | None) -> float:
+    """Seconds that a core has worked, for anybody."""
+    if core is None:
+        return 0.0
+    times = psutil.cpu_times(percpu=True)[core]
+    return float(sum(times[:8]) - times.idle - times.iowait)  # guests count in user already
+
+
+def facts() -> dict[str, str]:
+    """How the cores are shared out."""
+    if SERVER is None:
+        return {"pinned": "no: server, clients and broker share the cores"}
+    return {"pinned": f"server on core {SERVER}, clients and broker on core {CLIENTS}"}

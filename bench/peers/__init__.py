@@ -1,0 +1,1 @@
+"""The servers that are compared, each behind the same few verbs."""

@@ -1,0 +1,131 @@
+"""What a work needs to know of a server, and what it tells it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from support.until import until
+
+from ..feed import Feed, Wire
+from ..kafka import Kafka
+from ..machine import pinned
+
+STARTS_WITHIN = 30.0  # s
+_LISTENING = re.compile(r"listening on (\d+)(?: and (\d+))?")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a work wants a server to be set up.
+
+    joined: records of one `send` that are one batch.   keys: each client has its own.
+    servers: where Kafka is for the server, if not directly.
+    history: records that a client may be behind.        command: starts the gateway.
+    """
+
+    partitions: int = 12
+    joined: int = 1
+    keys: bool = False
+    servers: str = ""
+    history: int = 0
+    command: tuple[str, ...] = ()
+
+
+@dataclass
+class Served:
+    """A server that runs. request: what the client of a number sends, with where it stood.
+
+    restart: end it and start it again, where it keeps its port.
+    """
+
+    pid: int
+    port: int
+    feed: Feed
+    request: Callable[[int, bytes], bytes]
+    restart: Callable[[], Awaitable[None]] | None = None
+
+
+class Peer(Protocol):
+    """name: `gateway-sse`. greeting: what ends the opening of a stream, after the head.
+    most: clients that it can be asked to take. skips: works that it has nothing for."""
+
+    @property
+    def name(self) -> str: ...
+
+    wire: Wire
+    greeting: bytes
+    most: int
+    skips: frozenset[str]
+
+    def missing(self) -> str:
+        """What has to be installed before it runs here; empty if nothing."""
+
+    def serve(self, kafka: Kafka, shape: Shape) -> AbstractAsyncContextManager[Served]: ...
+
+
+def sse_request(path: str, token: bytes = b"") -> bytes:
+    last = b"Last-Event-ID: %b\r\n" % token if token else b""
+    head = f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n".encode()
+    return head + last + b"\r\n"
+
+
+def ws_request(path: str, *headers: str) -> bytes:
+    more = "".join(f"{header}\r\n" for header in headers)
+    return (
+        f"GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{more}\r\n"
+    ).encode()
+
+
+@asynccontextmanager
+async def process(
+    *command: str, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[tuple[int, tuple[int, ...]]]:
+    """A server that says `listening on PORT [and PORT]`, on its core: its pid and the ports."""
+    with tempfile.TemporaryFile() as log:
+        running = subprocess.Popen(
+            pinned(*command),
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **(environment or {})},
+            cwd=Path(__file__).parent.parent.parent,
+        )
+
+        def said() -> str:
+            log.seek(0)
+            return log.read().decode(errors="replace")
+
+        def listens() -> re.Match[str] | None:
+            found = _LISTENING.search(said())
+            assert running.poll() is None, f"{command} ended:\n{said()}"
+            return found
+
+        try:
+            await until(listens, f"{command} listening", STARTS_WITHIN)
+            found = listens()
+            assert found is not None
+            yield running.pid, tuple(int(port) for port in found.groups() if port)
+        finally:
+            await end(running)
+
+
+async def end(running: subprocess.Popen[bytes], within: float = 3.0) -> None:
+    """By SIGTERM; one that has a backlog to write is not waited for."""
+    if running.poll() is None:
+        running.send_signal(signal.SIGTERM)
+        try:
+            await until(lambda: running.poll() is not None, "the end", within)
+        except TimeoutError:
+            running.kill()
+    await asyncio.to_thread(running.wait)

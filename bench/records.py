@@ -1,0 +1,29 @@
+"""Values of 200 bytes that are JSON, can be counted by three bytes, and say when they were made.
+
+    {"m":"~","at":1000000123456789,"n":17,"pad":"xxx..."}
+
+`"~"` is in no token, no framing and no control event, so that clients count records without
+parsing (0.16 us each; a single byte would take 0.08, but any can stand in the length of a
+WebSocket frame). `at` is `time.monotonic()` in us, the same clock in every process of a machine.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+MARK = b'"~"'
+SIZE = 200
+AT = re.compile(rb'"at":(\d{16})')
+NUMBER = re.compile(rb'"n":(\d+)')
+_BASE = 10**15  # so that `at` has the same width on a machine that has just been started
+
+
+def value(n: int, size: int = SIZE) -> bytes:
+    head = b'{"m":"~","at":%d,"n":%d,"pad":"' % (_BASE + time.monotonic_ns() // 1000, n)
+    return head + b"x" * (size - len(head) - 2) + b'"}'
+
+
+def seconds(at: bytes) -> float:
+    """When, as `time.monotonic()`."""
+    return (int(at) - _BASE) / 1e6
