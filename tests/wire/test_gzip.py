@@ -1,0 +1,99 @@
+"""Blocks that may stand in any order, and an end that is right."""
+
+from __future__ import annotations
+
+import gzip as reference
+import json
+import shutil
+import subprocess
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.wire import gzip
+from gateway.wire.crc import Sum
+
+sizes = st.integers(0, 200_000)
+text = sizes.map(lambda n: (b'data: {"customer": "ada"}\n\n' * n)[:n])
+noise = sizes.map(lambda n: b"".join(crc.to_bytes(4, "big") for crc in map(_mixed, range(n // 4))))
+pieces = st.lists(st.binary(max_size=600) | text | noise, max_size=6)
+
+
+def _mixed(n: int) -> int:
+    return zlib.crc32(n.to_bytes(4, "big"))
+
+
+def answer(blocks: list[bytes], data: bytes) -> bytes:
+    return gzip.HEADER + b"".join(blocks) + gzip.trailer(Sum.of(data))
+
+
+@given(pieces)
+def test_blocks_inflate_to_what_was_said_and_the_end_is_right(pieces: list[bytes]):
+    data = b"".join(pieces)
+    assert reference.decompress(answer([gzip.block(each) for each in pieces], data)) == data
+
+
+@given(pieces, st.randoms())
+def test_a_block_means_the_same_wherever_it_stands(pieces: list[bytes], random):
+    made = [(each, gzip.block(each)) for each in pieces]
+    random.shuffle(made)
+    data = b"".join(each for each, _ in made)
+    assert reference.decompress(answer([block for _, block in made], data)) == data
+
+
+@given(pieces)
+def test_all_of_a_block_is_there_as_soon_as_it_is_read(pieces: list[bytes]):
+    inflating = zlib.decompressobj(31)
+    assert inflating.decompress(gzip.HEADER) == b""
+    for each in pieces:
+        assert inflating.decompress(gzip.block(each)) == each
+    assert not inflating.eof
+
+
+@given(st.binary(max_size=gzip.WORTHWHILE - 1))
+def test_small_ones_are_stored(data: bytes):
+    block = gzip.block(data)
+    assert block[5:] == data if data else block == b""
+
+
+@given(noise.filter(bool))
+def test_what_does_not_shrink_costs_five_bytes_in_64_kib(data: bytes):
+    assert len(gzip.block(data)) <= len(data) + 5 * -(-len(data) // 65_535)
+
+
+def test_records_shrink():
+    records = b"".join(
+        b'data: {"order":%d,"customer":"c-%d","status":"paid"}\n\n' % (n, n * 7919 % 1000)
+        for n in range(100)
+    )
+    assert len(gzip.block(records)) < len(records) / 2.5
+
+
+@pytest.mark.skipif(shutil.which("gunzip") is None, reason="gunzip is not here")
+def test_gunzip_finds_nothing_wrong():
+    pieces = [b"begin\n", b"a" * 70_000, b"", b"\0" * 3, json.dumps(list(range(2000))).encode()]
+    data = b"".join(pieces)
+    made = answer([gzip.block(each) for each in pieces], data)
+    checked = subprocess.run(["gunzip", "-tv"], input=made, capture_output=True, timeout=60)
+    assert (checked.returncode, checked.stderr.split()[-1]) == (0, b"OK")
+    unpacked = subprocess.run(["gunzip"], input=made, capture_output=True, timeout=60)
+    assert unpacked.stdout == data
+
+
+@pytest.mark.parametrize("got", [Sum(1, 4), Sum(0, 5), Sum(2, 4 + (1 << 32))])
+def test_a_wrong_end_is_found(got: Sum):
+    """The check of the checks above."""
+    with pytest.raises(reference.BadGzipFile):
+        reference.decompress(gzip.HEADER + gzip.block(b"data") + gzip.trailer(got))
+
+
+def test_a_size_is_told_as_what_is_left_of_it_above_4_gib():
+    assert gzip.trailer(Sum(7, (1 << 32) + 5)) == gzip.trailer(Sum(7, 5))
+
+
+def test_a_whole_answer_is_the_same_each_time():
+    data = b'{"n":1}\n' * 50
+    assert reference.decompress(gzip.whole(data)) == data
+    assert gzip.whole(data) == gzip.whole(data)
