@@ -1,4 +1,4 @@
-"""What an `Accept` header prefers (RFC 9110 12.5.1)."""
+"""What an `Accept` header prefers (RFC 9110 12.5.1), and others that are written like it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def preference(header: str, media: str) -> Preference:
     Without a header anything is welcome."""
     kind = media.partition("/")[0]
     names = {media: 2, f"{kind}/*": 1, "*/*": 0}
-    found = [(names[name], weight) for name, weight in _ranges(header or "*/*") if name in names]
+    found = [(names[name], weight) for name, weight in ranges(header or "*/*") if name in names]
     named, quality = max(found, default=(0, 0.0))
     return Preference(quality, named) if quality else NO
 
 
-def _ranges(header: str) -> Iterator[tuple[str, float]]:
+def ranges(header: str) -> Iterator[tuple[str, float]]:
     """Ranges and weights; one with a malformed weight is passed over."""
     for part in _RANGE.findall(header.lower()):
         name, *parameters = (each.strip() for each in part.split(";"))
