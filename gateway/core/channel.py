@@ -18,8 +18,8 @@ from .record import Entry, Gap, Ready, Reason, Record, TopicPartition
 from .tail import Tail, Turn
 from .token import overlay, seal
 
-MOST_TURNS = 4096
 ID_BYTES = 64 * 1024  # where ids come in batches: at most this much without one
+MOST_TURNS = 4096
 OVERHEAD = 256  # bytes that a chunk costs beside its data
 
 
@@ -138,13 +138,13 @@ class Channel:
         events: list[Event] = []
         ends: set[TopicPartition] = set()
         only_ready, batched = True, not self.tail.exact
+        accepts = self.accepts
         for entry, text in turn.items:
-            head = self.event_head(entry)
-            if head is not None:
-                kind = type(entry)
-                moves = kind is Record or kind is Gap
-                tp, counts = entry.tp if moves else None, kind is Record
-                events.append(_new(Event, (tp, head, text, counts)))
+            kind, event = type(entry), None
+            if accepts is None or kind is not Record or accepts(entry):
+                event = event_of(self.encoder, entry, text)
+            if event is not None:
+                events.append(event)
                 only_ready = only_ready and kind is Ready
                 if kind is Gap and self.ends_at(entry):
                     ends.add(entry.tp)
@@ -152,11 +152,15 @@ class Channel:
                 events[-1] = events[-1]._replace(text=text)  # past what is not seen here
         if not events:
             return None
-        if batched:
-            self._thin(events, turn.text)
-        chunk = self._encode(turn.seq, events, turn.text)
+        chunk = self.tell(turn, events)
         chunk.ends, chunk.only_ready = frozenset(ends), only_ready
         return chunk
+
+    def tell(self, turn: Turn, events: list[Event]) -> Chunk:
+        """What is seen here of a turn, by whoever sees to which events these are."""
+        if not self.tail.exact:
+            self._thin(events, turn.text)
+        return self._encode(turn.seq, events, turn.text)
 
     def announce(self) -> Chunk | None:
         """Tell idle clients the position, if it moved since the last id."""
@@ -259,6 +263,16 @@ class Channel:
         while self.first < first:
             self.bytes -= self._ring.popleft().size
             self.first += 1
+
+
+def event_of(encoder: Encoder, entry: Entry, text: bytes | None) -> Event | None:
+    """One entry as all see it who have this encoder; None if they are not told of it."""
+    head = encoder.head(entry)
+    if head is None:
+        return None
+    kind = type(entry)
+    tp = entry.tp if kind is Record or kind is Gap else None
+    return _new(Event, (tp, head, text, kind is Record))
 
 
 def trim(tail: Tail, channels: Iterable[Channel]) -> None:

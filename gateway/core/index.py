@@ -11,7 +11,7 @@ Of several parts that would do, one whose values are not crowded is taken: by a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from .filters import Filters, LazyValue, Named, Path, Site
@@ -38,6 +38,9 @@ class Index(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._parts)
 
     def add(self, to: T, filters: Filters) -> None:
         """Filters that let everything through are asked about everything."""
