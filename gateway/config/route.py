@@ -80,6 +80,21 @@ class With(Section):
         default="catchUp",
         description="What a client gets that reads too slowly. For mobile clients.",
     )
+    mode: Literal["live", "snapshot"] = Field(
+        default="live",
+        description="What comes first: snapshot is the latest record of each key, then live. For "
+        "compacted topics.",
+    )
+    interval: Annotated[Duration, within(0.01, 60)] | None = Field(
+        default=None,
+        description="At most the latest record of each key in so much time; default every record. "
+        "For displays.",
+    )
+    compression: Literal["gzip", "none"] = Field(
+        default="gzip",
+        description="What clients get that accept it, compressed once for all; none for records "
+        "that are secret beside ones a stranger writes. For clients on slow lines.",
+    )
     max_lifetime: Annotated[Duration, within(1, 30 * 86_400)] | None = Field(
         default=None, description="When a stream is ended and reconnects. For load balancers."
     )
@@ -105,6 +120,9 @@ class With(Section):
         for name, what in (("allow", "topic or pattern"), ("fields", "JSON pointer")):
             if raw.get(name) in ([], ()):
                 yield Problem((name,), f"is empty; list at least one {what}, or leave it out")
+        if raw.get("mode") == "snapshot" and raw.get("slowClient") == "skip":
+            what = "skip leaves out what mode: snapshot promises, the latest record of each key"
+            yield Problem(("slowClient",), f"{what}; use conflate")
 
 
 class Route(Section):

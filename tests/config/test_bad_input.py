@@ -232,6 +232,13 @@ CASES = {
     ),
     "filter by the client's own": (
         ROUTE + "topic: orders\n      filters: [{key: §'${query.filter}'}]\n", "?filter= another"),
+    "unknown mode": (ROUTE + "topic: orders\n      mode: §snapsot\n", "'snapsot' 'snapshot'?"),
+    "unknown slowClient": (ROUTE + "topic: orders\n      slowClient: §conflat\n", "'conflate'?"),
+    "interval without unit": (ROUTE + "topic: orders\n      interval: §250\n", "250 no unit"),
+    "interval too short": (ROUTE + "topic: orders\n      interval: §1ms\n", "1ms range 10ms 1m"),
+    "interval misspelt": (ROUTE + "topic: orders\n      §intervall: 1s\n", "'interval'?"),
+    "a snapshot that skips": (ROUTE + "topic: orders\n      mode: snapshot\n"
+                              "      slowClient: §skip\n", "skip latest key conflate"),
     "produce in words": (ROUTE + "topic: orders\n      produce: §yes\n", "'yes' true or false"),
     "clients' filters in words": (
         ROUTE + "topic: orders\n      clientFilters: §allowed\n", "'allowed' true or false"),

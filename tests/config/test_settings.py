@@ -30,6 +30,7 @@ def test_a_small_file_has_the_documented_defaults():
     assert (topic.cache.bytes, topic.cache.age, topic.clock_skew) == (64 * 2**20, 600.0, 60.0)
     assert (options.format, options.binary, options.heartbeat) == ("value", "error", 15.0)
     assert (options.history, options.slow_client, options.max_lifetime) == ("all", "catchUp", None)
+    assert (options.mode, options.interval) == ("live", None)
     assert made.routes[0].when[0].method == "GET"
     assert made.listen.access_control.policy == "same-origin"
     assert made.listen.websocket.compression is False
@@ -60,6 +61,7 @@ def test_units_and_choices_are_typed():
                 "with": {
                     "topics": ["orders"], "history": "24h", "heartbeat": "5s", "maxLifetime": "1h",
                     "slowClient": "conflate", "filters": [{"key": "${params.c}"}],
+                    "mode": "snapshot", "interval": "250ms",
                 },
             }
         ],
@@ -68,6 +70,7 @@ def test_units_and_choices_are_typed():
     assert made.memory == 2 * 2**30
     assert made.kafka.client_id == "gateway-shop"
     assert (options.history, options.heartbeat, options.max_lifetime) == (86400.0, 5.0, 3600.0)
+    assert (options.mode, options.interval, options.slow_client) == ("snapshot", 0.25, "conflate")
     assert [str(topic) for topic in options.sources] == ["orders"]
     key = options.filters[0].key
     assert isinstance(key, Template) and key.render(params={"c": "7"}) == "7"

@@ -1,0 +1,108 @@
+"""What a partition holds as a table: the latest record of each key, in the order of offsets.
+
+A client that begins with a snapshot is sent an *edition* of it: the table as it was at one
+instant. The table goes on, the edition does not, so every client has a fixed end and may take
+as long as it likes; those who come while nothing changed share one. A key whose record is a
+tombstone is not there. Records without a key are all there, and so is what could not be decoded:
+who is told that this is everything must hear of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from operator import attrgetter
+from typing import NamedTuple, TypeAlias
+
+from .conflation import weight
+from .position import Place
+from .record import BACK, Entry, Gap, Reason, Record, Skip, TopicPartition
+
+Key: TypeAlias = bytes | int  # an offset: of a record without a key, or of a gap
+
+_offset = attrgetter("offset")
+
+
+class Edition(NamedTuple):
+    """A table at one instant. `end`: where it goes on from there."""
+
+    tp: TopicPartition
+    entries: Sequence[Record | Gap]
+    end: Place
+
+    def read(self, offset: int, most: int) -> list[Entry]:
+        """What it has from an offset on, about `most` bytes of it; the last entry leads to where
+        the next ones are to be read, or to the end."""
+        found: list[Entry] = []
+        first = bisect_left(self.entries, offset, key=_offset)
+        for entry in islice(self.entries, first, None):
+            found.append(entry)
+            most -= weight(entry)
+            if most <= 0:
+                break
+        assert self.end.offset is not None
+        at = found[-1].next if found else offset
+        if first + len(found) == len(self.entries) and at < self.end.offset:
+            found.append(Skip(self.tp, at, self.end.offset, self.end.epoch))
+        return found
+
+
+class Table:
+    """The table of one partition, from its first record up to `place`.
+
+    start: where it begins; what lies before was never read.
+    """
+
+    __slots__ = ("_edition", "_held", "bytes", "place", "tp")
+
+    def __init__(self, tp: TopicPartition, start: Place) -> None:
+        self.tp = tp
+        self.place = start
+        self.bytes = 0
+        self._held: dict[Key, Record | Gap] = {}
+        self._edition: Edition | None = None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def apply(self, entries: Iterable[Entry]) -> bool:
+        """What follows; False where the log went back: what a record had replaced that is no more
+        is not known here, and the table is to be made anew."""
+        for entry in entries:
+            if type(entry) is Gap and entry.reason in BACK:
+                return False
+            self.place = Place(entry.next, entry.epoch, self.place.lineage)
+            self._edition = None
+            if type(entry) is Record:
+                self._put(entry)
+            elif type(entry) is Gap and entry.reason is Reason.CORRUPT:
+                self._held[entry.offset] = entry
+                self.bytes += weight(entry)
+        return True
+
+    def edition(self) -> Edition:
+        """The table as it is now."""
+        if self._edition is None:
+            self._edition = Edition(self.tp, list(self._held.values()), self.place)
+        return self._edition
+
+    def prune(self, start: int) -> None:
+        """Kafka has nothing before this offset any more."""
+        gone: list[Key] = []
+        for key, entry in self._held.items():
+            if entry.offset >= start:
+                break
+            gone.append(key)
+        for key in gone:
+            self.bytes -= weight(self._held.pop(key))
+            self._edition = None
+
+    def _put(self, record: Record) -> None:
+        key: Key = record.offset if record.key is None else record.key
+        before = self._held.pop(key, None)  # popped, so that the later one stands last
+        if before is not None:
+            self.bytes -= weight(before)
+        if record.key is None or record.value is not None:
+            self._held[key] = record
+            self.bytes += weight(record)

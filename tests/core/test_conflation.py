@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.conflation import COST, Stretch, latest, weight
+from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
+
+A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
+OTHER = TopicPartition("stock", 0)
+
+
+def record(offset: int, key: bytes | None, value: bytes | None = b"v", tp: TopicPartition = A):
+    return Record(tp, offset, 0, 0, key, value)
+
+
+def stretch(entries: Iterable[Entry], most: int = 1 << 20, start: int = 0) -> Stretch:
+    made = Stretch(A, start, 0, most)
+    for entry in entries:
+        made.add(entry)
+    return made
+
+
+def table(entries: Iterable[Entry]) -> dict[bytes, bytes | None]:
+    """What a client knows that applied these."""
+    return {e.key: e.value for e in entries if isinstance(e, Record) and e.key is not None}
+
+
+def keyless(entries: Iterable[Entry]) -> list[int]:
+    return [e.offset for e in entries if isinstance(e, Record) and e.key is None]
+
+
+def even(record: Record) -> bool:
+    return record.value is None or len(record.value) % 2 == 0
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Entry]:
+    """Entries of one partition that follow each other."""
+    made: list[Entry] = []
+    at = 0
+    for _ in range(draw(st.integers(0, 24))):
+        kind = draw(st.sampled_from(["record"] * 6 + ["skip", "gap"]))
+        if kind == "record":
+            key = draw(st.sampled_from([None, b"a", b"b", b"c"]))
+            value = draw(st.sampled_from([None, b"", b"1", b"22"]))
+            made.append(record(at, key, value))
+        elif kind == "skip":
+            made.append(Skip(A, at, at + draw(st.integers(1, 3)), 0))
+        else:
+            made.append(Gap(A, at, at + draw(st.integers(1, 3)), 0, Reason.RETENTION))
+        at = made[-1].next
+    return made
+
+
+def test_of_each_key_the_latest_goes_out_in_the_order_of_arrival():
+    first, second, third = record(0, b"a"), record(1, b"b"), record(2, b"a", b"new")
+    assert latest([first, second, third]) == [second, third]
+
+
+def test_a_tombstone_is_the_latest_too():
+    assert latest([record(0, b"a"), record(1, b"a", None)]) == [record(1, b"a", None)]
+
+
+def test_a_key_is_one_of_its_topic_in_whichever_partition():
+    moved, other = record(0, b"a", tp=B), record(0, b"a", tp=OTHER)
+    assert latest([record(0, b"a"), other, moved]) == [other, moved]
+
+
+def test_records_without_a_key_and_what_is_no_record_all_go():
+    entries: list[Entry] = [
+        record(0, None), Gap(A, 1, 3, 0, Reason.RETENTION), Ready(B, 0, 0, 0), record(3, None)
+    ]  # fmt: skip
+    assert latest(entries) == entries
+
+
+def test_a_record_that_is_not_seen_replaces_none():
+    seen = record(0, b"a", b"22")
+    assert latest([seen, record(1, b"a", b"1")], even) == [seen]
+    made = Stretch(A, 0, 0, 1 << 20, even)
+    for entry in (seen, record(1, b"a", b"1")):
+        made.add(entry)
+    assert list(made.left()) == [seen, Skip(A, 1, 2, 0)]
+
+
+@given(histories())
+def test_whoever_gets_what_is_left_knows_what_all_would_have_told(history: list[Entry]):
+    left = latest(history)
+    assert table(left) == table(history)
+    assert keyless(left) == keyless(history)
+    assert [e for e in history if e in left] == left
+
+
+def apply(
+    known: dict[bytes, bytes | None], without: list[int], entries: Sequence[Entry]
+) -> int | None:
+    """Take these in; where they lead to."""
+    known.update(table(entries))
+    without += keyless(entries)
+    return entries[-1].next if entries else None
+
+
+@given(histories(), st.data())
+def test_what_is_left_may_be_cut_anywhere_and_gone_on_with(
+    history: list[Entry], data: st.DataObject
+):
+    """However often: the place after the last one that was sent leads to all that is newer, and no
+    record without a key comes twice."""
+    end = history[-1].next if history else 0
+    at, known, without = 0, dict[bytes, bytes | None](), list[int]()
+    for _ in range(len(history) + 1):
+        made = stretch((e for e in history if e.offset >= at), start=at)
+        assert made.end == end
+        left = list(made.left())
+        at = (
+            apply(known, without, left[: data.draw(st.integers(1, len(left)))] if left else [])
+            or at
+        )
+    assert (at, known, without) == (end, table(history), keyless(history))
+
+
+@given(histories(), st.integers(1, 3))
+def test_a_stretch_holds_so_much_and_what_follows_tells_what_is_not_the_latest(
+    history: list[Entry], records: int
+):
+    """A table larger than memory, window by window: each key comes once, with its latest."""
+    at, got = 0, list[Entry]()
+    while at < (history[-1].next if history else 0):
+        made = stretch((e for e in history if e.offset >= at), COST * records, start=at)
+        assert made.bytes <= COST * records + weight(record(0, b"a", b"22"))
+        left = list(made.left())
+        assert left[-1].next == made.end
+        at, got = made.end, got + left
+    records_got = [e for e in got if isinstance(e, Record)]
+    assert records_got == [e for e in latest(history) if isinstance(e, Record)]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.core.conflation import weight
+from gateway.core.position import Place
+from gateway.core.record import Entry, Gap, Reason, Record, Skip, TopicPartition
+from gateway.core.table import Table
+
+A = TopicPartition("prices", 0)
+
+
+def record(offset: int, key: bytes | None, value: bytes | None = b"v") -> Record:
+    return Record(A, offset, 3, 0, key, value)
+
+
+def table(*entries: Entry) -> Table:
+    made = Table(A, Place(0))
+    assert made.apply(entries)
+    return made
+
+
+def test_the_latest_of_each_key_is_there_in_the_order_of_offsets():
+    made = table(record(0, b"a"), record(1, b"b"), record(2, b"a"), Skip(A, 3, 5, 3))
+    edition = made.edition()
+    assert edition.entries == [record(1, b"b"), record(2, b"a")]
+    assert edition.end == Place(5, 3)
+    assert made.bytes == weight(record(1, b"b")) + weight(record(2, b"a"))
+
+
+def test_a_deleted_key_is_not_there_and_records_without_a_key_all_are():
+    made = table(record(0, b"a"), record(1, None), record(2, None), record(3, b"a", None))
+    assert made.edition().entries == [record(1, None), record(2, None)]
+
+
+def test_what_could_not_be_decoded_is_told_and_what_retention_took_is_not():
+    corrupt = Gap(A, 4, 5, 3, Reason.CORRUPT)
+    made = table(Gap(A, 0, 4, 3, Reason.RETENTION), corrupt, record(5, b"a"))
+    assert made.edition().entries == [corrupt, record(5, b"a")]
+
+
+def test_an_edition_stays_as_it_was_while_the_table_goes_on():
+    made = table(record(0, b"a"), record(1, b"b"))
+    edition = made.edition()
+    assert made.edition() is edition, "those who come while nothing changed share one"
+    made.apply([record(2, b"a", b"new")])
+    assert edition.entries == [record(0, b"a"), record(1, b"b")]
+    assert edition.end.offset == 2
+    assert made.edition().entries == [record(1, b"b"), record(2, b"a", b"new")]
+
+
+@pytest.mark.parametrize("reason", [Reason.TRUNCATED, Reason.RECREATED])
+def test_a_log_that_went_back_makes_it_useless(reason: Reason):
+    made = table(record(0, b"a"), record(1, b"b"))
+    assert not made.apply([Gap(A, 2, 1, 4, reason)])
+
+
+def test_what_kafka_no_longer_has_is_let_go():
+    made = table(record(0, b"a"), record(1, b"b"), record(2, b"c"))
+    made.prune(2)
+    assert made.edition().entries == [record(2, b"c")]
+    assert (len(made), made.bytes) == (1, weight(record(2, b"c")))
+
+
+keys = st.sampled_from([None, b"a", b"b", b"c", b"d"])
+values = st.sampled_from([None, b"", b"1"])
+
+
+@given(st.lists(st.tuples(keys, values), max_size=20), st.integers(1, 400), st.data())
+def test_whoever_reads_an_edition_in_pieces_gets_all_of_it_once(
+    written: list[tuple[bytes | None, bytes | None]], most: int, data: st.DataObject
+):
+    """Also after a cut, at any place that it was told."""
+    records = [record(offset, key, value) for offset, (key, value) in enumerate(written)]
+    edition = table(*records).edition()
+    known = {r.key: r for r in records if r.key is not None}
+    wanted = [r for r in records if r.key is None or (known[r.key] is r and r.value is not None)]
+    got: list[Record] = []
+    at = 0
+    while at < len(records):
+        entries = edition.read(at, most)
+        if data.draw(st.booleans()):
+            entries = entries[:1]
+        got += [entry for entry in entries if isinstance(entry, Record)]
+        at = entries[-1].next
+    assert got == wanted
+    assert edition.read(at, most) == []
