@@ -141,7 +141,7 @@ class Channel:
         accepts = self.accepts
         for entry, text in turn.items:
             kind, event = type(entry), None
-            if accepts is None or kind is not Record or accepts(entry):
+            if accepts is None or type(entry) is not Record or accepts(entry):
                 event = event_of(self.encoder, entry, text)
             if event is not None:
                 events.append(event)
