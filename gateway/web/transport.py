@@ -37,6 +37,7 @@ from websockets.http11 import Request
 
 from ..errors import RequestError
 from . import head
+from .outlet import TAKEOVER, HttpOutlet, Offer, Taker
 from .upgraded import WebSocketProtocol
 
 
@@ -76,6 +77,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _deaf = False
     _refusal: RequestError | None = None
     _running: RequestResponseCycle | None = None
+    _offer: Offer | None = None
     _timer: TimerHandle | None = None
 
     # `_size`:    bytes that came after the buffer in which the head, or the body, began.
@@ -84,6 +86,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # `_deaf`:    a request was refused; no more are read from this connection.
     # `_refusal`: it waits for the answers before it.
     # `_running`: the request that is being answered.
+    # `_offer`:   made to the application for the latest request.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -102,6 +105,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self._withdraw()
         running = self._running  # uvicorn tells the last request only, which may wait behind it
         if running is not None and not running.response_complete:
             running.disconnected = True
@@ -147,6 +151,7 @@ class GatewayProtocol(HttpToolsProtocol):
         """A WebSocket from here on. uvicorn writes the head anew for websockets to parse, which
         has lower limits than ours: a token of 9 KB would be too long."""
         self._disarm()
+        self._withdraw()
         self._deaf = True
         self.connections.discard(self)
         of_ours = cast("type[WebSocketProtocol]", self.ws_protocol_class)
@@ -161,6 +166,58 @@ class GatewayProtocol(HttpToolsProtocol):
         self.parser = None  # type: ignore[assignment]  # or each would keep the other
         protocol.begin(self.transport, request, behind)
         self.transport.set_protocol(protocol)
+
+    # Streams. (`outlet`)
+
+    def give_away(self, client: Taker) -> HttpOutlet | None:
+        """Leave the connection to a stream, if the response that runs has begun and can be one."""
+        cycle = self._running
+        if cycle is None or not self._can_be_taken(cycle):
+            return None
+        self._disarm()
+        self._withdraw()
+        self._unset_keepalive_if_required()
+        self.flow.resume_reading()
+        self.flow.resume_writing()
+        # As if the client had gone after its answer: what the application still says is not
+        # sent, and uvicorn finds nothing amiss when it returns.
+        cycle.disconnected = cycle.response_complete = True
+        cycle.message_event.set()
+        self.connections.discard(self)
+        outlet = HttpOutlet(self, client, lasts=cycle.keep_alive)
+        self.cycle = self._running = self.scope = self.parser = None  # type: ignore[assignment]
+        return outlet
+
+    def _can_be_taken(self, cycle: RequestResponseCycle) -> bool:
+        begun = cycle.response_started and not cycle.response_complete and not cycle.disconnected
+        of_ours = cycle.scope["http_version"] == "1.1" and cycle.scope["method"] != "HEAD"
+        nothing_behind = cycle is self.cycle and self._phase is IDLE and not self._deaf
+        if not (begun and of_ours and nothing_behind and cycle.chunked_encoding):
+            return False
+        return not self.transport.is_closing()
+
+    def go_on(self, transport: asyncio.Transport, behind: bytes | None, *, full: bool) -> None:
+        """Take the connection back after a stream. behind: what came meanwhile; None if that was
+        too much."""
+        super().connection_made(transport)
+        transport.set_protocol(self)
+        transport.set_write_buffer_limits()
+        if full:
+            self.flow.pause_writing()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+        if behind is None:
+            transport.resume_reading()
+            detail = f"more than {HttpOutlet.KEPT_BYTES} bytes behind a stream; open another"
+            self._refuse(RequestError(429, "Too many pipelined requests", detail))
+        elif behind:
+            self.data_received(behind)
+
+    def _withdraw(self) -> None:
+        if self._offer is not None:
+            self._offer.withdraw()
+            self._offer = None
 
     def _watch(self) -> None:
         """A piece came that ends no request: is it too much, or does the rest have to hurry?"""
@@ -194,6 +251,9 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._disarm()
         self._open += 1
+        self._withdraw()
+        self._offer = Offer(self)
+        self.scope["extensions"] = {TAKEOVER: self._offer}  # type: ignore[dict-item]
         if not self.parser.should_upgrade():
             self.headers = []  # for the trailers, which are none of the application's headers
 

@@ -1,0 +1,182 @@
+"""A stream's way past HTTP: its connection, and nothing else that a request takes.
+
+A response that has begun, in chunks, can be taken over: uvicorn's protocol, parser, cycle, scope
+and task go, and the connection belongs to an outlet (`hub.outlet`), which writes what it is given
+to the socket. When the stream is finished, HTTP goes on with what came meanwhile.
+
+An application asks by the ASGI extension TAKEOVER, best through `take_over`. Without it, and where
+a response cannot be taken, the stream's bytes go by `send` as ever.
+
+A stream that was taken holds 200 bytes beside its transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    from .transport import GatewayProtocol
+
+TAKEOVER = "gateway.takeover"
+"""The ASGI extension, a callable: see `take_over`."""
+
+
+class Taker(Protocol):
+    """Whose stream it is."""
+
+    def drained(self) -> None:
+        """The outlet was full, and no longer is."""
+
+    def close(self) -> None:
+        """The connection is lost."""
+
+
+def take_over(scope: MutableMapping[str, Any], client: Taker) -> HttpOutlet | None:
+    """The connection for `client`, to be asked for after `http.response.start` was sent; the
+    application sends nothing more and returns.
+
+    None if it cannot be had: another server; a middleware that holds the start of the response
+    back; HEAD, HTTP/1.0 or a response that is not in chunks; a request that has not come whole,
+    or has others behind it; a client that is gone.
+    """
+    offer = scope.get("extensions", {}).get(TAKEOVER)
+    return None if offer is None else cast("HttpOutlet | None", offer(client))
+
+
+class Offer:
+    """What a scope has as TAKEOVER, until its request is over."""
+
+    __slots__ = ("_protocol",)
+
+    def __init__(self, protocol: GatewayProtocol) -> None:
+        self._protocol: GatewayProtocol | None = protocol
+
+    def __call__(self, client: Taker) -> HttpOutlet | None:
+        return None if self._protocol is None else self._protocol.give_away(client)
+
+    def withdraw(self) -> None:
+        self._protocol = None
+
+
+class _Gone(asyncio.Transport):
+    """Stands for a transport that is lost, or that HTTP has back."""
+
+    def is_closing(self) -> bool:
+        return True
+
+
+GONE = _Gone()
+
+
+class HttpOutlet(asyncio.Protocol):
+    """The protocol of a connection that was taken over; an outlet of the hub.
+
+    full:  something waits in the transport's buffer, above 64 KiB under TLS.
+    lasts: the connection goes on after the stream.
+    """
+
+    __slots__ = (
+        "_app_state",
+        "_client",
+        "_config",
+        "_descriptor",
+        "_http",
+        "_kept",
+        "_lasts",
+        "_server_state",
+        "_transport",
+        "full",
+    )
+
+    KEPT_BYTES = 64 * 1024
+    """Of requests behind the stream; after more the connection ends with it."""
+
+    # `_kept`:       what came behind the stream's request; None if it was too much.
+    # `_descriptor`: the socket's, -1 if writing goes by the transport.
+    # `_http`:       makes the protocol that goes on.
+
+    def __init__(self, before: GatewayProtocol, client: Taker, *, lasts: bool) -> None:
+        tls = before.scheme == "https"
+        self._http = type(before)
+        self._config = before.config
+        self._server_state = before.server_state
+        self._app_state = before.app_state
+        self._client: Taker | None = client
+        self._lasts = lasts
+        self._kept: bytes | None = b""
+        self._transport = transport = before.transport
+        plain = cast("socket.socket | None", transport.get_extra_info("socket"))
+        self._descriptor = -1 if tls or plain is None else plain.fileno()
+        transport.set_protocol(self)
+        # With TLS, asyncio and uvloop pause at `high`, else above it.
+        transport.set_write_buffer_limits(high=1 if tls else 0)
+        self.full = transport.get_write_buffer_size() > 0
+        self._server_state.connections.add(self)  # type: ignore[arg-type]
+
+    def write(self, data: bytes) -> None:
+        """Never blocks, never raises; what the socket does not take at once waits."""
+        transport = self._transport
+        if transport.is_closing():
+            return
+        if self.full or self._descriptor < 0:
+            transport.write(data)
+            return
+        try:
+            sent = os.write(self._descriptor, data)
+        except OSError:
+            sent = 0  # the transport meets the same, and knows what to do
+        if sent < len(data):
+            transport.write(memoryview(data)[sent:] if sent else data)
+
+    def finish(self, data: bytes) -> None:
+        """The last bytes, the end of the chunks included. The client is not told anything from
+        here on."""
+        self.write(data)
+        transport, kept, full = self._transport, self._kept, self.full
+        self._forget()
+        if transport.is_closing():
+            return
+        self._server_state.total_requests += 1
+        if self._lasts:
+            self._server_state.connections.discard(self)
+            http = self._http(self._config, self._server_state, self._app_state)
+            http.go_on(transport, kept, full=full)
+        else:
+            transport.close()
+
+    def shutdown(self) -> None:
+        """The server ends; the hub ends the stream."""
+        self._lasts = False
+
+    def pause_writing(self) -> None:
+        self.full = True
+
+    def resume_writing(self) -> None:
+        self.full = False
+        if self._client is not None:
+            self._client.drained()
+
+    def data_received(self, data: bytes) -> None:
+        if self._kept is None:
+            return
+        if len(self._kept) + len(data) <= self.KEPT_BYTES:
+            self._kept += data
+        else:
+            self._kept = None
+            self._transport.pause_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server_state.connections.discard(self)
+        client = self._client
+        self._forget()
+        if client is not None:
+            client.close()
+
+    def _forget(self) -> None:
+        """The descriptor's number may be another connection's soon."""
+        self._transport, self._descriptor = GONE, -1
+        self._client = self._kept = None
