@@ -115,6 +115,8 @@ class Channel:
         self.first = 0
         self.bytes = 0
         self.followers: set[Follower] = set()
+        self.sleepers: set[Follower] = set()  # to be woken; the others are written to in rounds
+        self.round: Callable[[], None] | None = None  # calls one
         self._ring: deque[Chunk] = deque()
         self._text = tail.text  # of the last id that was sent
         self._without_id = 0
@@ -132,6 +134,19 @@ class Channel:
 
     def chunk(self, seq: int) -> Chunk:
         return self._ring[seq - self.first]
+
+    def joined(self, since: int) -> bytes:
+        """All chunks from one on."""
+        if since == self.head - 1:
+            return self._ring[-1].data
+        return b"".join(self.chunk(seq).data for seq in range(since, self.head))
+
+    def notify(self) -> None:
+        """There is something new: whoever follows is to take it."""
+        for follower in self.sleepers:
+            follower.wake()
+        if self.round is not None:
+            self.round()
 
     def publish(self, turn: Turn) -> Chunk | None:
         """Encode a turn; None when nothing of it is seen here."""

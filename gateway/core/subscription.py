@@ -66,9 +66,11 @@ class Subscription:
         elif own:
             self.part(own)
         channel.followers.add(self)
+        channel.sleepers.add(self)
 
     def close(self) -> None:
         self.channel.followers.discard(self)
+        self.channel.sleepers.discard(self)
 
     @property
     def bounded(self) -> bool:

@@ -42,12 +42,19 @@ class Feeds:
     """The shared reads of one cluster.
 
     topic: the settings of a topic, by name.
+    rest:  seconds for which what came may wait for more.
     """
 
-    def __init__(self, cluster: Cluster, topic: Callable[[str], Topic]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: Callable[[str], Topic],
+        rest: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, Feed] = {}
-        self.fetcher = Fetcher(cluster, self._deliver)
+        self.fetcher = Fetcher(cluster, self._deliver, rest=rest)
+        self._rest = rest
         self._topic = topic
         self._tails: dict[str, set[SharedTail]] = {}
         self._transformers: dict[str, Transformer] = {}
@@ -143,7 +150,11 @@ class Feeds:
     def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
         transformer = self._transformers.get(reading.tp.topic)
         if not self._pending:
-            self._loop.call_soon(self.flush)
+            rest = self._rest()
+            if rest > 0:
+                self._loop.call_later(rest, self.flush)
+            else:
+                self._loop.call_soon(self.flush)
         if transformer is not None:
             entries = list(map(transformer, entries))
         self._pending.append((reading.tp, entries))

@@ -24,6 +24,7 @@ from .client import Client
 from .epochs import Epochs
 from .feeds import Feeds
 from .publisher import Publisher
+from .pump import Pump
 from .resume import Start
 from .shared import SharedTail
 from .starts import ends, found
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LINGER = 60.0  # seconds that a topic is read after its last client left
 SWEEP = 0.25
+LEAST_BEAT, MOST_BEAT = 0.02, 1.0  # seconds from one look at all clients to the next
+BEATS = 500  # clients looked at without a turn for others
 LONG_ID = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobody raised it
 
 
@@ -49,11 +52,13 @@ class Hub:
         self.started = False
         self.draining = False
         self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
+        self._after: dict[Client, Callable[[], None]] = {}
         self._tails: dict[tuple[str, ...], SharedTail] = {}
         self._long: set[tuple[str, ...]] = set()
-        self._sweeping: asyncio.Task[None]
+        self._upkeep: list[asyncio.Task[None]] = []
         self.feeds: Feeds
         self.archive: Archive
+        self.pump: Pump
         self.epochs: Epochs
         self.publisher: Publisher
 
@@ -61,18 +66,22 @@ class Hub:
         self.started, self.draining = True, False
         self.topics = Topics(self.cluster, self.settings.kafka)
         self._tails.clear()
-        self.feeds = Feeds(self.cluster, self.topics.settings)
+        self.pump = Pump()
+        self.feeds = Feeds(self.cluster, self.topics.settings, lambda: self.pump.rest)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
         self.publisher = Publisher(self.cluster)
         self.topics.start(self.feeds)
-        self._sweeping = asyncio.create_task(self._sweep_forever())
+        self._upkeep = [
+            asyncio.create_task(self._sweep_forever()), asyncio.create_task(self._beat_forever())
+        ]  # fmt: skip
 
     async def close(self) -> None:
         for client in list(self.clients):
             client.close()
-        self._sweeping.cancel()
-        await asyncio.gather(self._sweeping, return_exceptions=True)
+        for task in self._upkeep:
+            task.cancel()
+        await asyncio.gather(*self._upkeep, return_exceptions=True)
         await self.publisher.close()
         await self.topics.close()
         await self.epochs.close()
@@ -90,6 +99,16 @@ class Hub:
 
     def leave(self, client: Client) -> None:
         self.clients.discard(client)
+        left = self._after.pop(client, None)
+        if left is not None:
+            left()
+
+    def after(self, client: Client, left: Callable[[], None]) -> None:
+        """Call it once the client is gone."""
+        if client in self.clients:
+            self._after[client] = left
+        else:
+            left()
 
     async def subscribe(
         self,
@@ -200,6 +219,17 @@ class Hub:
             await asyncio.sleep(SWEEP)
             self._sweep(asyncio.get_running_loop().time())
 
+    async def _beat_forever(self) -> None:
+        """Heartbeats and lifetimes of those that have no task to see to them."""
+        shortest = min((route.with_.heartbeat for route in self.settings.routes), default=1.0)
+        while True:
+            await asyncio.sleep(min(MOST_BEAT, max(LEAST_BEAT, shortest / 4)))
+            now = asyncio.get_running_loop().time()
+            for n, client in enumerate(list(self.clients)):
+                client.beat(now)
+                if n % BEATS == BEATS - 1:
+                    await asyncio.sleep(0)
+
     def _sweep(self, now: float) -> None:
         for topics, shared in list(self._tails.items()):
             if not shared.idle:
@@ -218,10 +248,10 @@ class Hub:
         for key, channel in list(shared.channels.items()):
             if not channel.followers:
                 del shared.channels[key]
+                self.pump.forget(channel)
                 shared.announced.pop(key, None)
             elif shared.is_due(key, now) and channel.announce() is not None:
-                for follower in channel.followers:
-                    follower.wake()
+                channel.notify()
 
     def _mind_length(self, topics: tuple[str, ...], tail: Tail) -> None:
         """Say once of a topic set that proxies may refuse what its clients come back with."""

@@ -44,8 +44,7 @@ class SharedTail:
         turn = self.tail.turn(entries, wall)
         for channel in self.channels.values():
             if channel.followers and channel.publish(turn) is not None:
-                for follower in channel.followers:
-                    follower.wake()
+                channel.notify()
         trim(self.tail, self.channels.values())
         for waiting in self.changed:
             if not waiting.done():

@@ -37,13 +37,22 @@ class Fetcher:
     deliver:  called with what a reading brought, in order, in the loop.
     role:     which of the shared connections it uses.
     max_wait: seconds that a broker may hold a fetch back.
+    rest:     seconds to the next fetch, from now: whoever takes records in rounds has more of
+              them for the same price if they come together.
     """
 
     def __init__(
-        self, cluster: Cluster, deliver: Deliver, *, role: Role = Role.TAIL, max_wait: float = 0.5
+        self,
+        cluster: Cluster,
+        deliver: Deliver,
+        *,
+        role: Role = Role.TAIL,
+        max_wait: float = 0.5,
+        rest: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.cluster = cluster
         self.jobs: dict[TopicPartition, Job] = {}
+        self.rest = rest
         self._max_wait = max_wait
         self.now = asyncio.get_running_loop().time
         self._arrived_at = float("-inf")

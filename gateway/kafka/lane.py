@@ -93,6 +93,9 @@ class Lane:
                     some = [job for job in jobs if job.isolation == isolation]
                     await self._round(some, mixed=len(isolations) > 1)
                 self.busy = False
+                rest = self._fetcher.rest()
+                if rest > 0:
+                    await asyncio.sleep(rest)
             else:
                 await self._idle(now)
 

@@ -115,7 +115,7 @@ async def test_a_partition_that_says_nothing_is_waited_for_a_moment(
     monkeypatch.setattr(page, "SETTLE", 0.05)
     it = client()
     it.subscription.part({TP: Place(0, 0, UNVERIFIED)})
-    monkeypatch.setattr(it, "_see_to_lacks", lambda: None)
+    monkeypatch.setattr(Client, "_seek", lambda self: None)
     write(it, b"1")
     got = await read_within(it, 0.0)
     assert (lines(got), offset(got)) == ([end(got)], 0)

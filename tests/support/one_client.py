@@ -8,11 +8,13 @@ from typing import Any
 from gateway.core.channel import Channel
 from gateway.core.log import Log
 from gateway.core.record import Ready, Record, TopicPartition
+from gateway.core.slow import SlowClient
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.formats import format_for
 from gateway.hub.client import Client
 from gateway.hub.encoder import Sse
+from gateway.hub.pump import Pump
 from gateway.hub.shared import SharedTail
 from gateway.hub.wire import Wire
 
@@ -22,6 +24,7 @@ TP = TopicPartition("orders", 0)
 class Hub:
     def __init__(self) -> None:
         self.feeds = self
+        self.pump = Pump()
         self.left: list[Client] = []
 
     def refresh_readiness(self, shared: SharedTail) -> None: ...
@@ -36,18 +39,28 @@ class Hub:
 
 
 def client_of(
-    wire: Wire | None = None, *, credit: int | None = None, ready: bool = True, **options: float
+    wire: Wire | None = None,
+    *,
+    beside: Client | None = None,
+    ring: int = 1 << 20,
+    slow: SlowClient = SlowClient.CATCH_UP,
+    credit: int | None = None,
+    ready: bool = True,
+    **options: float,
 ) -> Client:
-    """ready: the partition can be read."""
+    """ready: the partition can be read. beside: another of the same channel."""
     wire = wire or Sse()
+    made: dict[str, Any] = {"heartbeat": 60.0, "deadline": 0.0, **options}
+    if beside is not None:
+        subscription = Subscription(beside.subscription.channel, credit=credit, slow=slow)
+        return Client(beside._hub, beside._shared, subscription, wire, **made)
     log = Log(TP, 1 << 20, 60.0)
     log.open(0, 0)
     tail = Tail("cluster", [log], {"orders": "id"})
     if ready:
         tail.turn([Ready(TP, 0, 0, 0)], 0)
-    channel = Channel(tail, b"view0", wire.encoder(format_for("value")))
-    made: dict[str, Any] = {"heartbeat": 60.0, "deadline": 0.0, **options}
-    subscription = Subscription(channel, credit=credit)
+    channel = Channel(tail, b"view0", wire.encoder(format_for("value")), max_bytes=ring)
+    subscription = Subscription(channel, credit=credit, slow=slow)
     return Client(Hub(), SharedTail(tail), subscription, wire, **made)  # type: ignore[arg-type]
 
 
@@ -58,5 +71,5 @@ def write(client: Client, *values: bytes) -> None:
     records = [Record(TP, (log.next or 0) + n, 0, 0, None, each) for n, each in enumerate(values)]
     for record in records:
         log.append(record, 0.0)
-    channel.publish(channel.tail.turn(records, 0))
-    client.subscription.wake()
+    if channel.publish(channel.tail.turn(records, 0)) is not None:
+        channel.notify()

@@ -1,0 +1,49 @@
+"""A wire whose pieces are chunks of HTTP (RFC 9112 7.1), for outlets that are connections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.channel import Encoder, Event
+from ..formats import Format
+from .wire import Wire
+
+LAST = b"0\r\n\r\n"
+
+
+def framed(data: bytes) -> bytes:
+    """One chunk; none for no bytes, which would be the last."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+@dataclass(frozen=True, slots=True)
+class Framed:
+    """Another wire, framed once for all of its clients."""
+
+    wire: Wire
+
+    def encoder(self, format: Format) -> FramedEncoder:
+        return FramedEncoder(self.wire.encoder(format))
+
+    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+        return framed(self.wire.begin(data, token, refused=refused))
+
+    def heartbeat(self) -> bytes:
+        return framed(self.wire.heartbeat())
+
+    def end(self, reason: str, token: bytes) -> bytes:
+        return framed(self.wire.end(reason, token)) + LAST
+
+
+class FramedEncoder:
+    """An `Encoder` of core's channels."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.head = encoder.head
+        self.position = encoder.position
+        self._render = encoder.render
+
+    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        return framed(self._render(events, view))

@@ -1,0 +1,197 @@
+"""What one client's own partitions lack, sought in the background: partition by partition, so
+that a frozen one delays nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
+from ..core.reading import LATEST, Live, Since
+from ..core.record import Gap, Reason, TopicPartition
+from ..core.subscription import Subscription
+from ..core.token import Token
+from ..errors import KafkaError
+from ..kafka import offsets
+
+if TYPE_CHECKING:
+    from .hub import Hub
+    from .shared import SharedTail
+
+log = logging.getLogger(__name__)
+
+VERIFY_AGAIN = 0.05  # seconds
+
+
+class Lacks:
+    """See the module.
+
+    token: what the client resumes from.
+    since: where it begins in the partitions that are pending in no token.
+    found: called when there may be something to take.
+    """
+
+    __slots__ = (
+        "_found", "_hub", "_ids", "_reads", "_shared", "_since", "_subscription", "_token", "_work"
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        hub: Hub,
+        shared: SharedTail,
+        subscription: Subscription,
+        found: Callable[[], None],
+        *,
+        token: Token | None = None,
+        since: Since | None = None,
+    ) -> None:
+        self._hub = hub
+        self._shared = shared
+        self._subscription = subscription
+        self._found = found
+        self._token = token
+        self._since = since
+        self._ids = dict(shared.tail.ids)
+        self._work: dict[TopicPartition, asyncio.Task[None]] = {}
+        self._reads: set[TopicPartition] = set()
+
+    def close(self) -> None:
+        for task in self._work.values():
+            task.cancel()
+
+    def seek(self) -> None:
+        """See to what is lacking now."""
+        subscription = self._subscription
+        if not subscription.own or subscription.ended:
+            return
+        self.retire()
+        for tp, place in subscription.unverified():
+            self._do(tp, self._verify(tp, place))
+        lacks = dict(subscription.lacks())
+        for tp, place in lacks.items():
+            self._do(tp, self._fetch(tp, place))
+            self._reads.add(tp)
+        if not subscription.backlog:
+            self._let_go(self._reads - lacks.keys())
+
+    def _let_go(self, tps: Iterable[TopicPartition]) -> None:
+        """Reads whose place is in a log by now, or of one that is no more: what they wait for
+        may never come."""
+        for tp in tps:
+            self._work[tp].cancel()
+
+    def retire(self) -> None:
+        """A topic was created anew while places of it had not been held against the log yet."""
+        ids = self._shared.tail.ids
+        if self._ids == ids:
+            return
+        for tp, place in list(self._subscription.own.items()):
+            known = self._ids[tp.topic]
+            if place.lineage == UNVERIFIED and known not in ("", ids[tp.topic]):
+                self._subscription.retire(tp)
+        self._ids = dict(ids)
+
+    def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
+        if tp in self._work:
+            work.close()
+            return
+        task = self._work[tp] = asyncio.create_task(work)
+        task.add_done_callback(lambda done: self._did(tp, done))
+
+    def _did(self, tp: TopicPartition, done: asyncio.Task[None]) -> None:
+        self._work.pop(tp, None)
+        self._reads.discard(tp)
+        if not done.cancelled() and done.exception() is not None:
+            log.error("catching up on %s failed", tp, exc_info=done.exception())
+            self._subscription.ended = "error"
+        self._found()
+
+    async def _fetch(self, tp: TopicPartition, place: Place) -> None:
+        self._subscription.feed(tp, place, await self._hub.archive.read(tp, place))
+
+    async def _verify(self, tp: TopicPartition, place: Place) -> None:
+        """Hold a token's place against the log: resolve it, or see whether it was cut off.
+
+        Not before the shared read stands on the log of the present leader: metadata here may
+        be of a log that is no more, and epochs are asked for by the topic's name.
+        """
+        reading, ids = self._hub.feeds.by_partition[tp].reading, self._ids
+        if place.offset is None and place.epoch != RETIRED:
+            await self._resolve(tp, place, reading.lineage)
+            return
+        while not reading.stands_on(NO_EPOCH if place.epoch == RETIRED else place.epoch):
+            await asyncio.sleep(VERIFY_AGAIN)
+            if self._shared.tail.ids != ids:
+                return
+        lineage, epoch, offset = reading.lineage, reading.leader_epoch, place.offset or 0
+        if place.epoch == RETIRED:
+            pending = place.offset is None
+            gap = None if pending else Gap(tp, offset, 0, NO_EPOCH, Reason.RECREATED)
+            self._subscription.verified(tp, Place(0, NO_EPOCH, lineage), gap)
+            return
+        end = await self._end_of(tp, place, offset)
+        if self._shared.tail.ids != ids:
+            return  # of which topic was that the end?
+        if end >= offset:
+            # of the present epoch from now on: what was held against it need not be again
+            present = Place(offset, epoch, lineage)
+            self._subscription.verified(tp, present, self._compacted(tp, place))
+        else:
+            gap = Gap(tp, offset, end, NO_EPOCH, Reason.TRUNCATED)
+            self._subscription.verified(tp, Place(end, NO_EPOCH, lineage), gap)
+
+    async def _resolve(self, tp: TopicPartition, place: Place, lineage: int) -> None:
+        found = await self._hub.archive.resolve(tp, self._since or self._live(tp, place.epoch))
+        self._subscription.verified(tp, found._replace(lineage=lineage))
+
+    def _live(self, tp: TopicPartition, epoch: int) -> Live:
+        """The connect that a token of old tells of."""
+        since = self._subscription.since
+        return Live(
+            since=(int(time.time()) if since is None else since) * 1000,
+            born=0.0,  # long ago: an end asked for now is not the end then
+            epoch=epoch,
+            leaderless=epoch != NO_EPOCH,
+            skew=int(self._hub.topics.settings(tp.topic).clock_skew * 1000),
+        )
+
+    def _compacted(self, tp: TopicPartition, place: Place) -> Gap | None:
+        """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""
+        kept, token = self._hub.topics.tombstones.get(tp.topic), self._token
+        end = self._shared.tail.logs[tp].next
+        if kept is None or token is None or place.offset is None or end is None:
+            return None
+        if not token.issued or time.time() - token.issued <= kept or place.offset >= end:
+            return None
+        return Gap(tp, place.offset, end, place.epoch, Reason.COMPACTED)
+
+    async def _end_of(self, tp: TopicPartition, place: Place, offset: int) -> int:
+        """Where the log ends, or ended at the place's epoch; no less than `offset` if known so."""
+        held, cluster = self._shared.tail.logs[tp], self._hub.cluster
+        while True:
+            leader = cluster.leader(tp)
+            current = leader is not None and place.epoch in (NO_EPOCH, leader[1])
+            if current and held.next is not None and offset <= held.next:
+                return offset
+            answer = await self._ask_end(tp, place)
+            if answer is not None:
+                return answer
+            await asyncio.sleep(VERIFY_AGAIN)
+
+    async def _ask_end(self, tp: TopicPartition, place: Place) -> int | None:
+        cluster = self._hub.cluster
+        try:
+            if place.epoch != NO_EPOCH:
+                ended = await self._hub.epochs.end(tp, place.epoch)
+                if isinstance(ended, offsets.EpochEnd) and ended.end_offset >= 0:
+                    return ended.end_offset
+                if isinstance(ended, int):
+                    return None
+            listed = (await cluster.list_offsets({tp: LATEST}, offsets.READ_UNCOMMITTED))[tp]
+        except KafkaError:
+            return None
+        return listed.offset if isinstance(listed, offsets.Offset) else None

@@ -1,0 +1,137 @@
+"""Rounds: what a channel publishes, written to all who ride with it.
+
+A rider has everything its channel published and an outlet that takes what it is given; it is
+in no task and waits for nothing. One that does not take a chunk whole leaves the round, falls
+behind in its channel's ring, and comes back when it has caught up.
+
+A round goes in slices, so that accepts and pings have their turns among 10,000 riders; what
+is published meanwhile is joined to what the later ones get. After a round comes a rest in
+proportion to what it cost: records that come within it share a write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from ..core.channel import Channel
+
+if TYPE_CHECKING:
+    from .client import Client
+
+SLICE = 0.004  # seconds of a round without a turn for others
+STRIDE = 64  # writes from one look at the clock to the next
+REST = 4.0  # times what a round cost
+MOST_REST = 0.02  # seconds
+
+
+class Fan:
+    """The riders of one channel."""
+
+    __slots__ = ("again", "channel", "due", "pump", "riders", "round", "sent_at")
+
+    def __init__(self, pump: Pump, channel: Channel) -> None:
+        self.pump = pump
+        self.channel = channel
+        self.riders: dict[Client, None] = {}
+        self.round: list[Client] = []  # those that the present round still comes to
+        self.due = self.again = False  # `again`: more was published since this round began
+        self.sent_at = 0.0  # when the last round began, by the loop's clock
+        channel.round = self.call
+
+    def call(self) -> None:
+        """There is something new for the riders."""
+        if self.due:
+            self.again = True
+        elif self.riders:
+            self.due = True
+            self.pump.call(self)
+
+    def begin(self, now: float) -> None:
+        self.again = False
+        self.round.extend(self.riders)
+        self.sent_at = now
+
+    def write(self, most: int) -> None:
+        """Bring so many of the round to where the channel stands now."""
+        channel, head = self.channel, self.channel.head
+        at, data = head, b""
+        for _ in range(min(most, len(self.round))):
+            client = self.round.pop()
+            subscription, outlet = client.subscription, client.outlet
+            if outlet is None or subscription.alone is not None:
+                self.drop(client)
+            elif subscription.cursor < head:
+                if subscription.cursor != at:
+                    at = subscription.cursor
+                    data = channel.joined(at)
+                subscription.cursor = head
+                outlet.write(data)
+                if outlet.full:
+                    self.drop(client)
+
+    def drop(self, client: Client) -> None:
+        """It sees to itself until it has caught up."""
+        self.riders.pop(client, None)
+        client.dismount()
+
+
+class Pump:
+    """The rounds of all channels of a hub, one after the other."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._fans: dict[Channel, Fan] = {}
+        self._due: deque[Fan] = deque()
+        self._running = False
+        self._cost = 0.0
+        self._rests_until = 0.0
+
+    @property
+    def rest(self) -> float:
+        """Seconds for which what comes from Kafka may wait for more."""
+        return max(0.0, self._rests_until - self._loop.time())
+
+    def ride(self, client: Client) -> Fan:
+        """Take a client into the rounds of its channel; it has all that was published."""
+        channel = client.subscription.channel
+        fan = self._fans.get(channel)
+        if fan is None:
+            fan = self._fans[channel] = Fan(self, channel)
+        fan.riders[client] = None
+        channel.sleepers.discard(client.subscription)
+        return fan
+
+    def forget(self, channel: Channel) -> None:
+        """Nobody follows it any more."""
+        self._fans.pop(channel, None)
+
+    def call(self, fan: Fan) -> None:
+        self._due.append(fan)
+        if not self._running:
+            self._running = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        """One slice; several channels share it, and a large one takes several."""
+        began = now = perf_counter()
+        while self._due and now - began < SLICE:
+            fan = self._due[0]
+            if not fan.round:
+                fan.begin(self._loop.time())
+            fan.write(STRIDE)
+            if not fan.round:
+                self._due.popleft()
+                fan.due = False
+                if fan.again:
+                    fan.call()
+            now = perf_counter()
+        self._cost += now - began
+        if self._due:
+            self._loop.call_soon(self._run)
+        else:
+            self._running = False
+            self._rests_until = self._loop.time() + min(MOST_REST, REST * self._cost)
+            self._cost = 0.0
