@@ -22,9 +22,9 @@ from websockets import Origin
 from websockets.asyncio.client import connect
 
 from gateway.cli import CONFIG
+from gateway.config import Listen
 from gateway.core.token import TokenWriter, TopicPlaces, decode, seal
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.server import DRAIN
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 EVENTS = {"Accept": "text/event-stream", "Connection": "close"}
@@ -153,7 +153,7 @@ def service() -> dict[str, list[str]]:
 def test_the_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_end():
     options = service()
     assert options["RestartPreventExitStatus"] == [str(CONFIG)]
-    assert int(options["TimeoutStopSec"][0]) > DRAIN
+    assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout
 
 
 def test_the_dockerfile_copies_what_there_is_and_takes_the_versions_of_the_lock():

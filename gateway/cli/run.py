@@ -16,6 +16,12 @@ File = Annotated[
 
 def run(
     config: File,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=256, metavar="N", help="Processes that share the port; beats listen.workers."
+        ),
+    ] = None,
     debug: Annotated[
         list[str] | None,
         typer.Option(
@@ -27,6 +33,7 @@ def run(
 
     \b
     gateway run -c gateway.yaml
+    gateway run -c gateway.yaml --workers 4     # one for each core
     gateway run -c gateway.yaml --debug kafka   # why is this partition late?
     """
     from gateway.config import load
@@ -37,4 +44,10 @@ def run(
             raise typer.BadParameter(
                 f"'{room}' is none of {', '.join(ROOMS)}", param_hint="--debug"
             )
-    serve(load(config), debug=set(debug or ()))
+    settings = load(config)
+    if workers is not None:
+        listen = settings.listen.model_copy(update={"workers": workers})
+        settings = settings.model_copy(update={"listen": listen})
+    status = serve(settings, debug=set(debug or ()))
+    if status:
+        raise typer.Exit(status)

@@ -19,7 +19,7 @@ from .dump import dump
 from .filters import fields_of, filters_of, filters_of_all
 from .guard import Jwk, Jwt, SchemaRegistry
 from .kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
-from .listen import AccessControl, Allow, Expose, Listen, ListenTls
+from .listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
 from .path import PathPattern
 from .route import Route, When, With
 from .schema import schema
@@ -37,6 +37,7 @@ __all__ = [
     "Jwk",
     "Jwt",
     "Kafka",
+    "Limits",
     "Listen",
     "ListenTls",
     "Metrics",

@@ -1,10 +1,10 @@
-"""Hosts, URLs and origins: where the gateway listens, and whom it talks to."""
+"""Hosts, URLs, origins and proxies: where the gateway listens, and whom it talks to."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -91,6 +91,30 @@ def _numbered(servers: Sequence[object]) -> Iterator[str]:
             raise refusal(Problem((index,), error.message())) from None
 
 
+def _proxies(value: object) -> bool | tuple[str, ...]:
+    """`true`, `false`, or addresses and networks; one variable may hold several, with commas."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Substituted):
+        if value in ("true", "false"):
+            return value == "true"
+        value = [Substituted.of(value.source, (item.strip(),)) for item in value.split(",")]
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        what = shown(value) if isinstance(value, str) else "this"
+        raise refused(f"{what} is no list of proxies; write [10.0.0.0/8], true or false")
+    return tuple(_proxy(index, item) for index, item in enumerate(value))
+
+
+def _proxy(index: int, item: object) -> str:
+    try:
+        return str(ip_network(text(item)))
+    except PydanticCustomError as error:
+        message = error.message()
+    except ValueError:
+        message = f"{shown(item)} is no address or network; write such as 10.0.0.1 or 10.0.0.0/8"
+    raise refusal(Problem((index,), message))
+
+
 _SERVER = r":[0-9]+$|\$\{"
 
 Host: TypeAlias = Annotated[
@@ -117,6 +141,19 @@ Servers: TypeAlias = Annotated[
                     "minItems": 1,
                     "items": {"type": "string", "pattern": _SERVER},
                 },
+            ]
+        }
+    ),
+]
+Proxies: TypeAlias = Annotated[
+    bool | tuple[str, ...],
+    PlainValidator(_proxies),
+    PlainSerializer(lambda value: value if isinstance(value, bool) else list(value)),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "boolean"},
+                {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
             ]
         }
     ),

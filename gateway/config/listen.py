@@ -1,4 +1,4 @@
-"""Where clients come in: address, TLS, and which other sites may read (CORS)."""
+"""Where clients come in: address, TLS, how many, and which other sites may read (CORS)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .address import Host, Origin
+from .address import Host, Origin, Proxies
 from .fields import Duration, File, Flag, Number, Text, within
 from .section import Problem, Section
 
@@ -79,6 +79,21 @@ class ListenTls(Section):
     key: File = Field(description="PEM private key of it. For gateways without a proxy.")
 
 
+class Limits(Section):
+    """A stream over HTTP is a connection, and so is a WebSocket, whatever runs on it."""
+
+    connections: Annotated[Number, within(1, 10**7, str)] | None = Field(
+        default=None,
+        description="Connections at once, of all workers together; those beyond are told to come "
+        "back. For whoever sizes hosts.",
+    )
+    per_address: Annotated[Number, within(1, 10**7, str)] | None = Field(
+        default=None,
+        description="Connections of one address at once (of IPv6, of one /64 network). For "
+        "gateways that strangers reach.",
+    )
+
+
 class Listen(Section):
     host: Host = Field(default="127.0.0.1", description="Address to bind; 0.0.0.0 for containers.")
     port: Annotated[Number, within(0, 65_535, str)] = Field(
@@ -94,4 +109,22 @@ class Listen(Section):
     )
     tls: ListenTls | None = Field(
         default=None, description="HTTPS by the gateway itself. For gateways without a proxy."
+    )
+    workers: Annotated[Number, within(1, 256, str)] = Field(
+        default=1,
+        description="Processes that share the port; each reads Kafka on its own. For hosts with "
+        "several cores.",
+    )
+    limits: Limits = Field(
+        default=Limits(), description="How many may come in. For gateways that strangers reach."
+    )
+    forwarded: Proxies = Field(
+        default=False,
+        description="Whose X-Forwarded-For and X-Forwarded-Proto are believed: the listed "
+        "addresses' and networks', or everybody's. For gateways behind a proxy.",
+    )
+    drain_timeout: Annotated[Duration, within(0.1, 3600)] = Field(
+        default=5.0,
+        description="How long clients have to take the end of their streams when the gateway "
+        "ends. For operators.",
     )

@@ -33,7 +33,9 @@ from ..config import AccessControl, Settings
 from ..errors import ConfigError
 from . import assets, discovery, health
 from .access import Access, anyone
+from .bus import Bus
 from .ending import drain_with_the_server
+from .limits import Limits
 from .problems import HANDLERS
 from .routes import Routes
 from .streams import Streams
@@ -79,6 +81,7 @@ def create_app(
     access: Access = anyone,
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
+    bus: Bus | None = None,
 ) -> Application:
     """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
 
@@ -86,10 +89,11 @@ def create_app(
     pages:   files and folders to serve, by path; a file at `/` takes the place of the list of
              streams.
     startup: run beside it until it closes.
+    bus:     to the other processes of this gateway, where it is one of several.
     Raises ConfigError for settings that this version cannot serve.
     """
     refuse_unserved(settings)
-    gateway = Gateway(settings)
+    gateway, bus = Gateway(settings), bus or Bus()
     files = dict(pages or {})
     home = files.pop("/", None)
     routes: list[BaseRoute] = [
@@ -101,11 +105,14 @@ def create_app(
     ]
     middleware = cors(settings.listen.access_control)
     app = Application(
-        gateway, startup, routes=routes, middleware=middleware, exception_handlers=HANDLERS
-    )
+        gateway, [bus.run, *startup], routes=routes, middleware=middleware,
+        exception_handlers=HANDLERS,
+    )  # fmt: skip
+    app.state.bus = bus
     app.router.redirect_slashes = False
     # not a Mount: it would hide the 405 of the others
-    app.router.default = Streams(Routes(gateway.hub, settings, access))
+    limits = Limits(settings.listen.limits, bus)
+    app.router.default = Streams(Routes(gateway.hub, settings, access, limits))
     return app
 
 

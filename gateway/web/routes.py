@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -20,13 +21,16 @@ from ..hub.resume import Start
 from ..hub.view import View
 from ..hub.wire import Wire
 from . import query
-from .access import Access, anyone, bearer
+from .access import Access, bearer
+from .limits import Limits
 from .views import Views
 
 NOT_STARTED = (
     "the gateway is mounted, but not started; run its lifespan within that of the application: "
     "FastAPI(lifespan=gateway.lifespan), or `async with gateway.lifespan():` in your own"
 )
+
+SPREAD = 0.1  # of a stream's longest life, more or less: those that came at once leave apart
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +45,10 @@ class Match(NamedTuple):
 class Routes:
     """The configured routes of one gateway."""
 
-    def __init__(self, hub: Hub, settings: Settings, access: Access = anyone) -> None:
+    def __init__(self, hub: Hub, settings: Settings, access: Access, limits: Limits) -> None:
         self.hub = hub
         self.settings = settings
+        self.limits = limits
         self._access = access
         self._views = Views(hub, settings)
         self._told = False
@@ -81,8 +86,23 @@ class Routes:
         """A client of what the query and `Last-Event-ID` of a request ask for.
 
         page: records of a page, for one that only wants the next; `?until=COUNT` beats it.
-        Raises RequestError, TokenError and KafkaError.
+        It counts as a connection, but for those of a WebSocket, which is one.
+        Raises Busy, RequestError, TokenError and KafkaError.
         """
+        if isinstance(wire, WebSocket):
+            return await self._open(match, request, wire, page)
+        leave = await self.limits.enter(request.scope)
+        try:
+            client = await self._open(match, request, wire, page)
+        except BaseException:
+            leave()
+            raise
+        self.hub.after(client, leave)
+        return client
+
+    async def _open(
+        self, match: Match, request: HTTPConnection, wire: Wire, page: int | None
+    ) -> Client:
         route, view = match.route, await self.view(match, request)
         asked = query.asked(request, default=self._default(view), history=route.with_.history)
         if asked.start.credit is not None and not isinstance(wire, WebSocket):
@@ -116,7 +136,7 @@ class Routes:
             wire,
             heartbeat=with_.heartbeat,
             slow=SlowClient(with_.slow_client),
-            lifetime=with_.max_lifetime,
+            lifetime=spread(with_.max_lifetime),
             refused=refused,
         )
 
@@ -124,3 +144,8 @@ class Routes:
         """`defaultOffset`: historical only if every topic of the view is."""
         topics = [self.hub.topics.settings(name) for name in view.topics]
         return "earliest" if all(t.default_offset == "historical" for t in topics) else "live"
+
+
+def spread(lifetime: float | None) -> float | None:
+    """A bit more or less than that."""
+    return None if lifetime is None else lifetime * random.uniform(1 - SPREAD, 1 + SPREAD)

@@ -9,20 +9,21 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from types import FrameType
+from typing import cast
 
 import uvicorn
 
 from ..config import Settings
-from ..errors import GatewayError
 from ..hub.hub import Hub
-from .app import Startup, create_app
+from .app import Application, Startup, create_app
+from .forwarded import Forwarded
+from .listening import BACKLOG, address, bind
 from .transport import GatewayProtocol
 from .upgraded import WebSocketProtocol
+from .workers import supervise
 
 log = logging.getLogger(__name__)
-
-DRAIN = 5  # seconds for clients to take the end of their streams; then they are cut
-BACKLOG = 2048
 
 
 class Server(uvicorn.Server):
@@ -38,6 +39,11 @@ class Server(uvicorn.Server):
             yield
             self._captured_signals.clear()
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Who asks whether it is ready hears that it is not, before it takes nobody any more."""
+        self.hub.draining = True
+        super().handle_exit(sig, frame)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self.hub.drain()
         await super().shutdown(sockets)
@@ -49,53 +55,55 @@ def serve(
     debug: AbstractSet[str] = frozenset(),
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
-) -> None:
-    """Serve until SIGTERM or SIGINT.
+) -> int:
+    """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says. The exit
+    status.
 
-    debug: rooms (`kafka`, `hub`, `web`) that log in detail.
+    debug:   rooms (`kafka`, `hub`, `web`) that log in detail.
+    pages, startup: as of `create_app`; with them it is one process.
     Raises GatewayError when the address cannot be bound, ConfigError as `create_app`.
     """
     configure_logging(debug)
     with embedded(settings) as ready:
+        if ready.listen.workers > 1 and not (pages or startup):
+            create_app(ready)  # what it refuses is said once, and no process started
+            return supervise(ready, debug)
         app = create_app(ready, pages=pages, startup=startup)
         listening = bind(ready.listen.host, ready.listen.port)
-        tls = ready.listen.tls
-        config = uvicorn.Config(
-            app,
-            http=GatewayProtocol,
-            ws=WebSocketProtocol,
-            ws_per_message_deflate=ready.listen.websocket.compression,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="on",
-            timeout_graceful_shutdown=DRAIN,
-            ssl_certfile=tls.certificate if tls else None,
-            ssl_keyfile=tls.key if tls else None,
-        )
-        server = Server(config)
-        server.hub = app.state.hub
-        host, port = listening.getsockname()[:2]
-        scheme = "https" if tls else "http"
-        shown = f"[{host}]" if ":" in host else host
-        print(f"listening on {scheme}://{shown}:{port}", flush=True)
-        runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-        with runner, contextlib.suppress(KeyboardInterrupt):
-            runner.run(server.serve([listening]))
+        print(f"listening on {address(listening, tls=ready.listen.tls is not None)}", flush=True)
+        run(app, ready, listening)
+        return 0
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; several processes may not share one by accident."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as exc:
-        raise GatewayError(
-            f"cannot listen on {host}:{port} ({exc.strerror}); "
-            "free it, or set listen.port (0 for any free one)"
-        ) from None
-    listening.setblocking(False)
-    return listening
+def run(app: Application, settings: Settings, listening: socket.socket) -> None:
+    """Serve in this process until it is told to end."""
+    listen = settings.listen
+    proxies = listen.forwarded
+    config = uvicorn.Config(
+        app if proxies is False else Forwarded(app, proxies),
+        http=GatewayProtocol,
+        ws=_websockets(listen.drain_timeout),
+        ws_per_message_deflate=listen.websocket.compression,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="on",
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=cast("int", listen.drain_timeout),  # for asyncio.wait_for
+        ssl_certfile=listen.tls.certificate if listen.tls else None,
+        ssl_keyfile=listen.tls.key if listen.tls else None,
+    )
+    server = Server(config)
+    server.hub = app.gateway.hub
+    runner = asyncio.Runner(loop_factory=config.get_loop_factory())
+    with runner, contextlib.suppress(KeyboardInterrupt):
+        runner.run(server.serve([listening]))
+
+
+def _websockets(drain_timeout: float) -> type[WebSocketProtocol]:
+    """Sockets to which the application said nothing are closed before time is up."""
+    return type("Draining", (WebSocketProtocol,), {"DRAIN_SECONDS": 0.8 * drain_timeout})
 
 
 @contextlib.contextmanager
@@ -116,10 +124,10 @@ def embedded(settings: Settings) -> Iterator[Settings]:
 EMBEDDED_PARTITIONS = 12
 
 
-def configure_logging(debug: AbstractSet[str]) -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def configure_logging(debug: AbstractSet[str], worker: int | None = None) -> None:
+    """worker: its number goes before every line, where there are several."""
+    name = "%(name)s" if worker is None else f"worker {worker} %(name)s"
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
     logging.getLogger("aiokafka").setLevel(logging.WARNING)
     for room in debug:
         logging.getLogger(f"gateway.{room}").setLevel(logging.DEBUG)

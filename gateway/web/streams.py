@@ -9,7 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from . import ndjson, sse, websocket
+from . import ndjson, query, sse, websocket
+from .limits import Busy
 from .routes import Match, Routes
 
 ALLOW = {"Allow": "GET, HEAD, OPTIONS"}
@@ -37,9 +38,14 @@ class Streams:
 
     async def _respond(self, request: Request, match: Match) -> Response:
         await self._routes.check(match, request)
-        if ndjson.is_asked(request):
-            return await ndjson.respond(self._routes, match, request)
-        return await sse.respond(self._routes, match, request)
+        try:
+            if ndjson.is_asked(request):
+                return await ndjson.respond(self._routes, match, request)
+            return await sse.respond(self._routes, match, request)
+        except Busy:
+            if query.is_event_source(request):
+                return sse.unavailable("busy")
+            raise
 
 
 def path_of(scope: Scope) -> str:
