@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ..core import channel
+from ..core.counted import Sum
 from ..core.record import Entry, TopicPartition
 from ..core.record import Record as Entered
 from ..formats import Format
@@ -52,7 +53,7 @@ class Objects:
     def heartbeat(self) -> bytes:
         return b""
 
-    def end(self, reason: str, token: bytes) -> bytes:
+    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
         return _control("end", {"reason": reason, "token": token.decode()}) + _NO_TEXT
 
 

@@ -80,6 +80,7 @@ class Alone:
             self._read_alone()
             self._render()
         sub.more = self._left <= 0 and not sub.ended
+        sub.add(*self._out)
         return b"".join(self._out)
 
     # what must be found out first

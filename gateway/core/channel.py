@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from .counted import Counted, Sum
 from .position import Place, Position
 from .record import Entry, Gap, Ready, Reason, Record, TopicPartition
 from .tail import Tail, Turn
@@ -61,6 +62,7 @@ class Chunk:
     """What one turn is on the wire.
 
     ends: partitions whose loss ends those who got it. only_ready: it tells of nothing else.
+    before: the total of its channel before it.
     """
 
     turn: int
@@ -69,6 +71,7 @@ class Chunk:
     data: bytes
     ends: frozenset[TopicPartition] = frozenset()
     only_ready: bool = False
+    before: Sum | None = None
     cohorts: dict[CohortKey, bytes] = field(default_factory=dict)
 
     @property
@@ -114,6 +117,7 @@ class Channel:
         self.fails = frozenset(fails)
         self.first = 0
         self.bytes = 0
+        self.total: Sum | None = None  # of all chunks ever; None on wires that count nothing
         self.followers: set[Follower] = set()
         self.sleepers: set[Follower] = set()  # to be woken; the others are written to in rounds
         self.round: Callable[[], None] | None = None  # calls one
@@ -134,6 +138,9 @@ class Channel:
 
     def chunk(self, seq: int) -> Chunk:
         return self._ring[seq - self.first]
+
+    def total_before(self, seq: int) -> Sum | None:
+        return self.total if seq == self.head else self.chunk(seq).before
 
     def joined(self, since: int) -> bytes:
         """All chunks from one on."""
@@ -218,7 +225,9 @@ class Channel:
 
     def _encode(self, turn: int, events: list[Event], text: bytes) -> Chunk:
         self._text = events[-1].text or self._text
-        chunk = Chunk(turn, events, text, self.render(events))
+        chunk = Chunk(turn, events, text, self.render(events), before=self.total)
+        if type(chunk.data) is Counted:
+            self.total = chunk.data.sum if self.total is None else self.total + chunk.data.sum
         self._ring.append(chunk)
         self.bytes += chunk.size
         if self.bytes > self.max_bytes and len(self._ring) > 1:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from .alone import Alone
 from .channel import Channel
+from .counted import Counted, Ledger, Sum
 from .position import Place, Position
 from .record import Entry, Gap, TopicPartition
 from .slow import SlowClient
@@ -34,8 +35,8 @@ class Subscription:
     """
 
     __slots__ = (
-        "alone", "channel", "count", "credit", "cursor", "ended", "more", "since", "slow", "until",
-        "wake",
+        "_ledger", "alone", "channel", "count", "credit", "cursor", "ended", "more", "since",
+        "slow", "until", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,7 @@ class Subscription:
         self.credit = credit
         self.since = since
         self.wake = wake
+        self._ledger: Ledger | None = None  # if what it gets is counted
         self.cursor = channel.head
         self.ended: str | None = None
         self.more = False
@@ -93,6 +95,7 @@ class Subscription:
 
     def reader(self) -> Alone:
         if self.alone is None:
+            self._stop()
             self.alone = Alone(self)
         return self.alone
 
@@ -125,6 +128,7 @@ class Subscription:
         data = reader.take(budget)
         if reader.over:
             self.alone = None
+            self._ride_on()
         return data
 
     def _ride(self, budget: int) -> bytes:
@@ -138,6 +142,35 @@ class Subscription:
                 self.ended = "offset-out-of-range"
         self.more = budget <= 0 and not self.ended
         return out[0] if len(out) == 1 else b"".join(out)
+
+    # what it got, where its wire counts that
+
+    @property
+    def got(self) -> Sum | None:
+        """The sum of all of it; None on wires that count nothing."""
+        if self._ledger is None:
+            return None
+        self._stop()
+        self._ride_on()
+        return self._ledger.sum
+
+    def add(self, *pieces: bytes) -> None:
+        """Its client gets these besides what all have. Where the first are counted, all is."""
+        if self._ledger is None:
+            if not (pieces and type(pieces[0]) is Counted):
+                return
+            self._ledger = Ledger()
+        self._stop()
+        self._ledger.add(pieces)
+        self._ride_on()
+
+    def _stop(self) -> None:
+        if self._ledger is not None:
+            self._ledger.stop(self.channel.total_before(self.cursor))
+
+    def _ride_on(self) -> None:
+        if self._ledger is not None and self.alone is None:
+            self._ledger.ride(self.channel.total_before(self.cursor))
 
     # what must be found out first
 

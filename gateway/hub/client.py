@@ -111,7 +111,9 @@ class Client:
         self._hub.feeds.refresh_readiness(self._shared)
         pending, token = self.subscription.begin()
         self._hub.feeds.promise(pending)
-        return self._wire.begin(self._told(pending), token, refused=self._refused)
+        first = self._wire.begin(self._told(pending), token, refused=self._refused)
+        self.subscription.add(first)
+        return first
 
     def grant(self, records: int) -> None:
         """Let so many more be sent, to a client that asked for a limit."""
@@ -168,7 +170,7 @@ class Client:
             self.end("lifetime")
         elif now - self.sent_at >= self.heartbeat and not self.outlet.full:
             self.sent_at = now
-            beat = self._wire.heartbeat()
+            beat = self._heartbeat()
             if beat:
                 self.outlet.write(beat)
 
@@ -193,7 +195,7 @@ class Client:
             outlet.write(data)
         if subscription.ended:
             self._ended = True
-            outlet.finish(self._wire.end(subscription.ended, subscription.position))
+            outlet.finish(self._last(subscription.ended))
             self.close()
         elif outlet.full:
             return
@@ -225,13 +227,13 @@ class Client:
                 return data
             elif subscription.ended:
                 self._ended = True
-                return self._wire.end(subscription.ended, subscription.position)
+                return self._last(subscription.ended)
             elif subscription.more:
                 await asyncio.sleep(0)
             elif asyncio.get_running_loop().time() >= self.ends_at:
                 subscription.ended = "lifetime"
             elif not await puller.wait(self.heartbeat, self.ends_at):
-                return self._wire.heartbeat()
+                return self._heartbeat()
         return None
 
     def _take(self) -> bytes:
@@ -240,6 +242,14 @@ class Client:
         data = self.subscription.take(BUDGET)
         self._seek()
         return data
+
+    def _heartbeat(self) -> bytes:
+        beat = self._wire.heartbeat()
+        self.subscription.add(beat)
+        return beat
+
+    def _last(self, reason: str) -> bytes:
+        return self._wire.end(reason, self.subscription.position, self.subscription.got)
 
     def _seek(self) -> None:
         if self.subscription.alone is None:

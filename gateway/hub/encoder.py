@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from ..core.channel import Event
+from ..core.counted import Sum
 from ..core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
 from ..core.token import seal
 from ..formats import Format
@@ -39,7 +40,7 @@ class Sse:
     def heartbeat(self) -> bytes:
         return sse.comment()
 
-    def end(self, reason: str, token: bytes) -> bytes:
+    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
         spread = sse.retry(int(1000 * random.uniform(RETRY[0], 5 * RETRY[1])))
         return spread + control("end", {"reason": reason}) + b"\n"
 

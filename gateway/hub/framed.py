@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.channel import Encoder, Event
+from ..core.counted import Counted, Sum
 from ..formats import Format
 from .wire import Wire
 
@@ -15,7 +16,10 @@ LAST = b"0\r\n\r\n"
 
 def framed(data: bytes) -> bytes:
     """One chunk; none for no bytes, which would be the last."""
-    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+    if not data:
+        return b""
+    chunk = b"%x\r\n%b\r\n" % (len(data), data)
+    return Counted.of(chunk, data.sum) if type(data) is Counted else chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,8 @@ class Framed:
     def heartbeat(self) -> bytes:
         return framed(self.wire.heartbeat())
 
-    def end(self, reason: str, token: bytes) -> bytes:
-        return framed(self.wire.end(reason, token)) + LAST
+    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
+        return framed(self.wire.end(reason, token, got)) + LAST
 
 
 class FramedEncoder:

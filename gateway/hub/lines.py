@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from ..core.channel import Event
+from ..core.counted import Sum
 from ..core.record import Entry, Ready, Record
 from ..core.token import seal
 from ..formats import Format, json_text
@@ -46,7 +47,7 @@ class Ndjson:
     def heartbeat(self) -> bytes:
         return HEARTBEAT
 
-    def end(self, reason: str, token: bytes) -> bytes:
+    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
         return line("end", {"reason": reason, "position": token.decode()})
 
     def tells(self, data: bytes) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from ..core.channel import Event
+from ..core.counted import Sum
 from ..core.record import Entry, Record
 from ..core.token import seal
 from ..formats import Format, json_text
@@ -50,7 +51,7 @@ class WebSocket:
         """Nothing: the protocol below pings."""
         return b""
 
-    def end(self, reason: str, token: bytes) -> bytes:
+    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
         if reason == CHANGED:
             return b""
         return self.message("end", {"reason": reason, "position": token.decode()})

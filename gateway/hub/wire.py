@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any, Protocol
 
 from ..core.channel import Encoder
+from ..core.counted import Sum
 from ..formats import Format
 
 
@@ -21,5 +22,5 @@ class Wire(Hashable, Protocol):
     def heartbeat(self) -> bytes:
         """What keeps an idle stream alive; empty if something else does."""
 
-    def end(self, reason: str, token: bytes) -> bytes:
-        """The last thing. `token` is where it ended."""
+    def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
+        """The last thing. token: where it ended. got: the sum of what came before."""

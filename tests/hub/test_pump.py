@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable
 
 import pytest
 from support.one_client import TP, client_of, write
+from support.outlet import Outlet
 from support.until import until
 
 from gateway.core.slow import SlowClient
 from gateway.hub import pump
 from gateway.hub.client import Client
-
-
-class Outlet:
-    """Takes `room` bytes, and is full then."""
-
-    def __init__(self, room: float = float("inf")) -> None:
-        self.got: list[bytes] = []
-        self.room = room
-        self.finished = False
-
-    @property
-    def full(self) -> bool:
-        return self.room < 0
-
-    def write(self, data: bytes) -> None:
-        assert data and not self.finished
-        self.got.append(data)
-        self.room -= len(data)
-
-    def finish(self, data: bytes) -> None:
-        self.got.append(data)
-        self.finished = True
-
-    @property
-    def values(self) -> list[int]:
-        return [int(value) for value in re.findall(rb"data: (\d+)\n", b"".join(self.got))]
 
 
 def attached(

@@ -1,0 +1,61 @@
+"""Another wire, compressed once for all who get the same.
+
+What the inner wire makes of a chunk is deflated by itself and goes out as it is to clients
+that came at different times; the CRC at the end of a client's stream is put together from
+sums of what it got, so that also strict readers take it for whole.
+
+To 1,000 clients over sockets a delivery of one event of 290 bytes costs what it costs without
+(`measure`); of ten events it is 38 % of the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ..core.channel import Encoder, Event
+from ..core.counted import Counted
+from ..formats import Format
+from ..wire import gzip
+from ..wire.crc import Sum
+from .wire import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Gzip:
+    """See the module. wire: one of bytes that follow each other, such as `Sse`."""
+
+    wire: Wire
+
+    def encoder(self, format: Format) -> GzipEncoder:
+        return GzipEncoder(self.wire.encoder(format))
+
+    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+        """Never empty: the header is due before any chunk."""
+        first = self.wire.begin(data, token, refused=refused)
+        return Counted.of(gzip.HEADER + gzip.block(first), Sum.of(first))
+
+    def heartbeat(self) -> bytes:
+        return deflated(self.wire.heartbeat())
+
+    def end(self, reason: str, token: bytes, got: Any = None) -> bytes:
+        last = self.wire.end(reason, token)
+        sum = Sum.of(last)
+        return gzip.block(last) + gzip.trailer(sum if got is None else got + sum)
+
+
+class GzipEncoder:
+    """An `Encoder` of core's channels: the inner one's, its bytes deflated."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self.head = encoder.head
+        self.position = encoder.position
+
+    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        return deflated(self._encoder.render(events, view))
+
+
+def deflated(data: bytes) -> bytes:
+    return Counted.of(gzip.block(data), Sum.of(data)) if data else data
