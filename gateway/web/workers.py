@@ -65,8 +65,8 @@ def supervise(settings: Settings, debug: AbstractSet[str]) -> int:
         f"so what clients follow is read up to {listen.workers} times",
         flush=True,
     )
-    with _directory() as directory:
-        supervisor = Supervisor(settings, debug, sockets, directory / "bus")
+    with private_folder() as folder:
+        supervisor = Supervisor(settings, debug, sockets, folder / "bus")
         return asyncio.run(supervisor.run())
 
 
@@ -201,7 +201,7 @@ class Supervisor:
 
 
 @contextlib.contextmanager
-def _directory() -> Iterator[Path]:
+def private_folder() -> Iterator[Path]:
     """For the bus; nobody else's user may look in. The path of a socket has 100 characters."""
     for parent in (None, "/tmp"):
         made = Path(tempfile.mkdtemp(prefix="gateway-", dir=parent))
