@@ -20,7 +20,6 @@ from .tail import Tail, Turn
 from .token import overlay, seal
 
 ID_BYTES = 64 * 1024  # where ids come in batches: at most this much without one
-MOST_TURNS = 4096
 OVERHEAD = 256  # bytes that a chunk costs beside its data
 
 
@@ -189,7 +188,13 @@ class Channel:
         text, head = self.tail.text, self.encoder.position()
         if text == self._text or not head:
             return None
+        self._without_id = 0
         return self._encode(self.tail.seq, [Event(None, head, text)], text)
+
+    @property
+    def owes(self) -> bool:
+        """Were events sent after the last id?"""
+        return self._without_id > 0
 
     def event_head(self, entry: Entry) -> bytes | None:
         """One entry as this view shows it, without id; None if it does not."""
@@ -297,13 +302,3 @@ def event_of(encoder: Encoder, entry: Entry, text: bytes | None) -> Event | None
     kind = type(entry)
     tp = entry.tp if kind is Record or kind is Gap else None
     return _new(Event, (tp, head, text, kind is Record))
-
-
-def trim(tail: Tail, channels: Iterable[Channel]) -> None:
-    """Keep a bounded number of turns; the channels of the tail let go of older chunks first."""
-    if tail.seq - tail.oldest <= MOST_TURNS:
-        return
-    before = tail.seq - MOST_TURNS // 2
-    for channel in channels:
-        channel.evict(before)
-    tail.forget(before)

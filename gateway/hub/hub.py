@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from weakref import WeakValueDictionary
 
 from ..config import Settings
-from ..core.channel import Channel
+from ..core.channel import Channel, Encoder
 from ..core.log import Log
 from ..core.position import Position
 from ..core.reading import Since
@@ -54,6 +55,7 @@ class Hub:
         self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
         self._after: dict[Client, Callable[[], None]] = {}
         self._tails: dict[tuple[str, ...], SharedTail] = {}
+        self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
         self._long: set[tuple[str, ...]] = set()
         self._upkeep: list[asyncio.Task[None]] = []
         self.feeds: Feeds
@@ -203,14 +205,23 @@ class Hub:
         key = view.digest, wire
         channel = shared.channels.get(key)
         if channel is None:
-            encoder = wire.encoder(format_for(view.format, binary=view.binary, fields=view.fields))
+            encoder = self._encoder(view, wire)
             accepts = view.filters.matches if view.filters.filters else None
             fails = [
                 n for n in view.topics if self.topics.settings(n).offset_out_of_range == "fail"
             ]
             channel = Channel(shared.tail, view.digest, encoder, accepts, fails=fails)
-            shared.channels[key] = channel
+            shared.add(key, channel, view.filters)
         return channel
+
+    def _encoder(self, view: View, wire: Wire) -> Encoder:
+        """One for all views that look alike: what it makes of a record is made once for them."""
+        alike = wire, view.format, view.binary, view.fields
+        encoder = self._encoders.get(alike)
+        if encoder is None:
+            format = format_for(view.format, binary=view.binary, fields=view.fields)
+            encoder = self._encoders[alike] = wire.encoder(format)
+        return encoder
 
     # upkeep
 
@@ -234,7 +245,9 @@ class Hub:
         for topics, shared in list(self._tails.items()):
             if not shared.idle:
                 shared.used = now
-                self._announce(shared, now)
+                for channel in shared.drop_left():
+                    self.pump.forget(channel)
+                shared.announce(now)
                 self._mind_length(topics, shared.tail)
             elif now - shared.used > LINGER and not self.topics.held & set(topics):
                 self.feeds.detach(shared)
@@ -243,15 +256,6 @@ class Hub:
         for name in self.feeds.topics - used:
             self.feeds.close_topic(name)
         self._bound_memory(now)
-
-    def _announce(self, shared: SharedTail, now: float) -> None:
-        for key, channel in list(shared.channels.items()):
-            if not channel.followers:
-                del shared.channels[key]
-                self.pump.forget(channel)
-                shared.announced.pop(key, None)
-            elif shared.is_due(key, now) and channel.announce() is not None:
-                channel.notify()
 
     def _mind_length(self, topics: tuple[str, ...], tail: Tail) -> None:
         """Say once of a topic set that proxies may refuse what its clients come back with."""

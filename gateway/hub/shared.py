@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from ..core.channel import Channel, trim
+from ..core.channel import Channel
+from ..core.filters import Filters
 from ..core.record import Entry
+from ..core.spread import Spread
 from ..core.tail import Tail
 from .wire import Wire
 
-ANNOUNCE = 10.0  # seconds between `position` events where every event has its id
+ANNOUNCE = 10.0  # seconds between `position` events where no client is owed an id
+AT_ONCE = 200  # channels that are told theirs without a turn for others: 2 ms
 
 ChannelKey: TypeAlias = tuple[bytes, Wire]  # digest of the view
 
@@ -23,29 +27,57 @@ class SharedTail:
         self.tail = tail
         self.channels: dict[ChannelKey, Channel] = {}
         self.used = 0.0
-        self.announced: dict[ChannelKey, float] = {}
         self.changed: set[asyncio.Future[None]] = set()
+        self._spread = Spread(tail)
+        self._due: deque[tuple[float, Channel]] = deque()  # who is to hear of its position when
+        self._owed: dict[Channel, None] = {}  # who may have sent events after its last id
 
     @property
     def idle(self) -> bool:
         return not any(channel.followers for channel in self.channels.values())
 
-    def is_due(self, key: ChannelKey, now: float) -> bool:
-        """Is it time to tell a channel's idle clients where they are? At once where ids come
-        in batches only: they must not stay out for longer than a quarter of a second."""
-        if self.tail.exact and now - self.announced.get(key, now - ANNOUNCE) < ANNOUNCE:
-            return False
-        self.announced[key] = now
-        return True
+    def add(self, key: ChannelKey, channel: Channel, filters: Filters) -> None:
+        self.channels[key] = channel
+        self._spread.add(channel, filters)
+        self._due.appendleft((0.0, channel))
+
+    def drop_left(self) -> list[Channel]:
+        """Channels that nobody follows any more go; those that went."""
+        left = [key for key, channel in self.channels.items() if not channel.followers]
+        gone = [self.channels.pop(key) for key in left]
+        for channel in gone:
+            self._spread.remove(channel)
+            self._owed.pop(channel, None)
+        return gone
 
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
-        """What became ready in one turn of the loop, to all channels. `wall` in seconds of the
-        epoch."""
-        turn = self.tail.turn(entries, wall)
-        for channel in self.channels.values():
-            if channel.followers and channel.publish(turn) is not None:
-                channel.notify()
-        trim(self.tail, self.channels.values())
+        """What became ready in one turn of the loop, to the channels that it concerns. `wall` in
+        seconds of the epoch."""
+        told = self._spread.publish(self.tail.turn(entries, wall))
+        if not self.tail.exact:
+            self._owed.update(dict.fromkeys(told))
+        for channel in told:
+            channel.notify()
         for waiting in self.changed:
             if not waiting.done():
                 waiting.set_result(None)
+
+    def announce(self, now: float) -> None:
+        """Tell clients where they are, by the loop's clock: at once those that were sent events
+        after their last id (it must not stay out for longer than a quarter of a second), the
+        others now and then."""
+        for _ in range(AT_ONCE):
+            if self._owed:
+                channel, _ = self._owed.popitem()
+                if not channel.owes:
+                    continue
+            elif self._due and self._due[0][0] <= now:
+                _, channel = self._due.popleft()
+                if not channel.followers:
+                    continue
+                self._due.append((now + ANNOUNCE, channel))
+            else:
+                return
+            if self._spread.announce(channel):
+                channel.notify()
+        asyncio.get_running_loop().call_soon(self.announce, now)

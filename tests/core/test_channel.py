@@ -4,7 +4,7 @@ import pytest
 from support.rendering import Rendering
 
 from gateway.core import tail as tails
-from gateway.core.channel import MOST_TURNS, Channel, trim
+from gateway.core.channel import Channel
 from gateway.core.log import Log
 from gateway.core.position import Place, Position
 from gateway.core.record import Entry, Ready, Record, Skip, TopicPartition
@@ -107,19 +107,6 @@ def test_who_falls_out_of_the_ring_is_told_the_position_before_what_it_lost():
     assert follower.fell is not None
     assert follower.fell[A] == Place(1, 0)
     assert channel.head - channel.first == 1
-
-
-def test_turns_are_kept_in_a_bounded_number_and_whoever_needs_older_ones_falls():
-    tail = opened()
-    channel, follower = Channel(tail, b"view-", Lines()), Follower()
-    channel.followers.add(follower)
-    publish(tail, channel, record(A, 0))
-    for offset in range(1, MOST_TURNS + 2):
-        publish(tail, channel, Skip(A, offset, offset + 1, 0))
-        trim(tail, [channel])
-    assert tail.seq - tail.oldest <= MOST_TURNS
-    assert follower.fell is not None
-    assert follower.fell[A] == Place(0, 0)
 
 
 def test_a_chunk_of_ready_partitions_alone_says_so():

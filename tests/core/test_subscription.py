@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 from support.rendering import Rendering
 
-from gateway.core.channel import Channel, trim
+from gateway.core.channel import Channel
+from gateway.core.filters import Filters
 from gateway.core.log import Log
 from gateway.core.position import NO_EPOCH, UNVERIFIED, Place
 from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
 from gateway.core.slow import SlowClient
+from gateway.core.spread import Spread
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.core.token import decode
@@ -43,6 +45,8 @@ class Gateway:
         self.logs = {tp: Log(tp, cache, 60.0) for tp in (A, B)}
         self.tail = Tail("cluster", self.logs.values(), {"orders": "id"})
         self.channel = Channel(self.tail, b"view-", Lines(), max_bytes=ring, **channel)
+        self.spread = Spread(self.tail)
+        self.spread.add(self.channel, Filters())
         for log in self.logs.values():
             log.open(0, 0)
         self.turn(Ready(A, 0, 0, 0), Ready(B, 0, 0, 0))
@@ -51,8 +55,7 @@ class Gateway:
         for entry in entries:
             if type(entry) is not Ready:
                 self.logs[entry.tp].append(entry, 0.0)
-        self.channel.publish(self.tail.turn(entries, 1))
-        trim(self.tail, [self.channel])
+        self.spread.publish(self.tail.turn(entries, 1))
 
     def records(self, tp: TopicPartition, *offsets: int, epoch: int = 0) -> None:
         for offset in offsets:

@@ -12,11 +12,12 @@ from support.until import until
 
 from gateway.config import Topic
 from gateway.core.channel import Channel
+from gateway.core.filters import Filters
 from gateway.core.record import Record, TopicPartition
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.formats import format_for
-from gateway.hub.encoder import SseEncoder
+from gateway.hub.encoder import Sse, SseEncoder
 from gateway.hub.feeds import Feeds
 from gateway.hub.shared import SharedTail
 from gateway.kafka.embedded import EmbeddedKafka
@@ -50,7 +51,7 @@ async def feeding(
             logs = [feed.log for feed in feeds.open("orders")]
             shared = SharedTail(Tail("c", logs, {"orders": "id"}))
             channel = Channel(shared.tail, b"view-", SseEncoder(format_for("value")))
-            shared.channels[b"view-"] = channel
+            shared.add((b"view-", Sse()), channel, Filters())
             client = Watched(channel)
             feeds.attach(shared)
             await until(lambda: all(log.next is not None for log in logs), "both are read")

@@ -11,7 +11,8 @@ from typing import Any
 
 from support.rendering import Rendering
 
-from gateway.core.channel import Channel, trim
+from gateway.core.channel import Channel
+from gateway.core.filters import Filter, Filters
 from gateway.core.log import Log
 from gateway.core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
 from gateway.core.reading import (
@@ -25,6 +26,7 @@ from gateway.core.reading import (
 )
 from gateway.core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
 from gateway.core.recovery import Backoff, Cause
+from gateway.core.spread import Spread
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.core.token import decode
@@ -34,6 +36,7 @@ from .simulation import TOPIC, Ended, Kafka, Listed, Metadata, Refused
 WALL = 1_700_000_000  # the wall clock when the model's starts
 SKEW = 2_000  # milliseconds that producers' clocks may be behind
 KEY = b"a"  # what the filtered channel lets through
+KEYED = Filters((Filter(key=KEY),))
 
 
 class Encoder(Rendering):
@@ -94,8 +97,11 @@ class Replica:
         encoder, size = Encoder(), world.ring
         self.channels = [
             Channel(self.tail, b"all--", encoder, None, max_bytes=size, fails=fails),
-            Channel(self.tail, b"keyed", encoder, _keyed, max_bytes=size, fails=fails),
+            Channel(self.tail, b"keyed", encoder, KEYED.matches, max_bytes=size, fails=fails),
         ]
+        self.spread = Spread(self.tail)
+        for channel, filters in zip(self.channels, (Filters(), KEYED), strict=True):
+            self.spread.add(channel, filters)
 
     def _count(self) -> int:
         return len(self.metadata.partitions)
@@ -245,9 +251,7 @@ class Replica:
                 elif type(entry) is not Fault:
                     log.append(entry, now)
             turn = self.tail.turn(entries, int(WALL + now))
-            for channel in self.channels:
-                channel.publish(turn)
-            trim(self.tail, self.channels)
+            self.spread.publish(turn)
 
     def _resolved(self, ready: Ready) -> None:
         """The oracle is to know where a live start was found right after the connect."""
@@ -377,7 +381,3 @@ class Replica:
             sub.verified(tp, present._replace(offset=answer.end), gap)
 
         self.verifying[sub, tp] = self._ask(tp, EpochEnd(place.epoch), then, (sub, tp))
-
-
-def _keyed(record: Record) -> bool:
-    return record.key == KEY
