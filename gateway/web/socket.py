@@ -1,82 +1,137 @@
-"""One WebSocket of any ASGI server: messages in, finished frames out."""
+"""A WebSocket as a session knows it, and the one of ASGI servers that frame messages themselves.
+
+Our own server's is a `Peer`, which nothing stands between.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any, Protocol
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket as Connection
+from starlette.types import Receive, Send
 
 from ..wire.websocket import messages
-from .upgraded import FRAMES
 
-PROTOCOL = "gateway.v1"
-
-
-class Disconnected(Exception):
-    """The client is gone."""
+GONE = 1006
+"""The code of a connection that ended without one."""
 
 
-class Socket:
-    """See the module. deflate: frames may be compressed.
+class Listener(Protocol):
+    """What hears a client."""
 
-    The streams of a socket take turns: whoever sends again waits behind those who wait already,
-    and what the client does not take is at most one piece of one of them.
+    @property
+    def busy(self) -> bool:
+        """It wants to hear no more messages, until it calls `go_on`."""
+
+    def heard(self, message: str | bytes) -> None:
+        """A message of the client."""
+
+    def drained(self) -> None:
+        """The socket is no longer full."""
+
+    def lost(self, code: int, reason: str) -> None:
+        """It is closed, by either side. The last call."""
+
+
+class Socket(Protocol):
+    """What a client hears."""
+
+    @property
+    def deflate(self) -> bool:
+        """Frames may be compressed."""
+
+    @property
+    def full(self) -> bool:
+        """Something waits for the client to take it."""
+
+    @property
+    def closed(self) -> bool:
+        """Nothing more is sent."""
+
+    def write(self, data: bytes) -> None:
+        """Finished frames (`wire.websocket`). What the client does not take at once waits."""
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Behind all that was written. The listener is told by `lost`."""
+
+    def go_on(self) -> None:
+        """The listener is not busy any more."""
+
+
+class AsgiSocket:
+    """See the module. Full from a write on until the server has taken it.
+
+    listener: of what the client says while it is `run`.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.connection = Connection(scope, receive, send)
+    deflate = False
+
+    def __init__(self, listener: Listener, receive: Receive, send: Send) -> None:
+        self.full = self.closed = False
         self._receive, self._send = receive, send
-        frames = scope.get("extensions", {}).get(FRAMES)
-        self._frames = frames is not None
-        self.deflate = bool(frames and frames["deflate"])
-        self.closed = False
-        self._turns = asyncio.Lock()  # first come, first served
+        self._out: list[bytes] = []
+        self._code = 0
+        self._reason = ""
+        self._wake = asyncio.Event()
+        self._calm = asyncio.Event()
+        self._listener: Listener | None = listener
 
-    async def accept(self) -> None:
-        """Of what the client offers, PROTOCOL is taken; a bearer token there is never echoed."""
-        offered = self.connection.scope.get("subprotocols", ())
-        await self.connection.accept(PROTOCOL if PROTOCOL in offered else None)
+    async def run(self) -> None:
+        """Until either side closes."""
+        sending = asyncio.create_task(self._send_all())
+        event: Any = {}
+        try:
+            while (event := await self._receive())["type"] != "websocket.disconnect":
+                if event["type"] == "websocket.receive" and self._listener is not None:
+                    await self._hear(self._listener, event)
+        finally:
+            self.closed = True
+            self._lose(event.get("code") or GONE, event.get("reason") or "")
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
-    async def refuse(self, response: Response) -> None:
-        """Answer the handshake as HTTP, where the server can; browsers hear of a failure only."""
-        if "websocket.http.response" in self.connection.scope.get("extensions", {}):
-            await self.connection.send_denial_response(response)
-        else:
-            await self.connection.close(1008)
+    async def _hear(self, listener: Listener, event: Any) -> None:
+        text = event.get("text")
+        listener.heard(text if text is not None else event.get("bytes") or b"")
+        while listener.busy and not self.closed:
+            self._calm.clear()
+            await self._calm.wait()
 
-    async def receive(self) -> str | bytes:
-        """The next message. Raises Disconnected."""
-        while True:
-            event = await self._receive()
-            if event["type"] == "websocket.disconnect":
-                self.closed = True
-                raise Disconnected
-            if event["type"] == "websocket.receive":
-                text = event.get("text")
-                return text if text is not None else event.get("bytes") or b""
+    def go_on(self) -> None:
+        self._calm.set()
 
-    async def send(self, frames: bytes) -> None:
-        """Finished frames, once there is room for them. Raises Disconnected."""
-        async with self._turns:
-            if self.closed:
-                raise Disconnected
-            try:
-                if self._frames:
-                    await self._send({"type": FRAMES, "data": frames})
-                    return
-                for text in messages(frames):
-                    await self._send({"type": "websocket.send", "text": text})
-            except OSError:  # what servers raise for one who is gone (ASGI 2.4)
-                self.closed = True
-                raise Disconnected from None
+    def write(self, data: bytes) -> None:
+        if not self.closed:
+            self._out.append(data)
+            self.full = True
+            self._wake.set()
 
-    async def close(self, code: int, reason: str = "") -> None:
+    def close(self, code: int, reason: str = "") -> None:
         if self.closed:
             return
-        self.closed = True
+        self.closed, self._code, self._reason = True, code, reason
+        self._wake.set()
+        self._calm.set()
+        self._lose(code, reason)
+
+    async def _send_all(self) -> None:
         try:
-            await self._send({"type": "websocket.close", "code": code, "reason": reason})
-        except OSError:
-            return
+            while self._out or not self._code:
+                await self._wake.wait()
+                self._wake.clear()
+                out, self._out = self._out, []
+                for text in messages(b"".join(out)):
+                    await self._send({"type": "websocket.send", "text": text})
+                if self._listener is not None and not self._out:
+                    self.full = False
+                    self._listener.drained()
+            close = {"type": "websocket.close", "code": self._code, "reason": self._reason}
+            await self._send(close)
+        except OSError:  # what servers raise for one who is gone (ASGI 2.4)
+            self.closed = True
+            self._calm.set()
+
+    def _lose(self, code: int, reason: str) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.lost(code, reason)

@@ -1,66 +1,57 @@
-"""The WebSocket edge: uvicorn's protocol with shared frames, bounds, and an end that is heard.
+"""The WebSocket edge: a handshake as ASGI, and then a `Peer`.
 
-    message    1 MiB, uncompressed (1009); text is UTF-8 (1007)
-    frames     as RFC 6455 has them (1002); a thousand pings or small fragments at once (1008)
-    reading    4 KiB at a time, in turns with all others, and only while nothing waits for the
-               application: a flood of messages costs its sender, not its neighbours
-    liveness   a ping every 20 s, answered within 20 s (1011); half-open peers as in `transport`
-    end        our close frame, then the other side is read to its end: closing at once would have
-               the kernel answer unread bytes with a reset, which eats the close frame
+For uvicorn's `ws`, with `GatewayProtocol`, which read and bounded the head. An application that
+accepts may take the connection over at once, before it awaits anything else:
 
-Finished frames (`wire.websocket`) go out by the ASGI extension FRAMES: a scope that has it in
-`extensions`, with {"deflate": bool}, takes {"type": FRAMES, "data": bytes}.
+    await send({"type": "websocket.accept"})
+    socket = scope["extensions"][TAKEOVER](listener)    # a `Socket`; None if it is too late
 
-A connection that is idle holds 22 KB; a small frame takes 3 us to read, all 680 of a slice 2 ms.
+It hears by calls then, and the ASGI call may return: its task, its scope and this protocol are
+gone, and the connection stays. One that does not take it over receives and sends as ever.
+
+A connect takes 75 us of CPU here and in the application's routing; by uvicorn's protocol 150.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
+from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, cast
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 from uvicorn.config import Config
-from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.protocols.utils import ClientDisconnected, get_local_addr, get_remote_addr, is_ssl
 from uvicorn.server import ServerState
-from websockets.frames import Frame
-from websockets.http11 import Request
-from websockets.protocol import State
+from websockets.datastructures import Headers
+from websockets.http11 import Request, Response
 
+from ..wire import websocket
+from ..wire.reader import Reader
+from .handshake import HANDSHAKES, Agreed
+from .outlet import TAKEOVER
 from .peer import Peer
+from .pulse import Pulse
+from .socket import GONE, Listener, Socket
 
 log = logging.getLogger(__name__)
 
-# uvicorn logs each handshake with its query, where tokens stand, websockets every opening and
-# closing; of both only what went wrong is of interest.
-quiet = logging.getLogger(f"{__name__}.quiet")
-quiet.setLevel(logging.WARNING)
-
-FRAMES = "gateway.frames"
-"""The ASGI extension, and the type of its message."""
+_pulses: WeakKeyDictionary[ServerState, Pulse] = WeakKeyDictionary()
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """For `uvicorn.Config(ws=...)` with `GatewayProtocol`, which begins it.
+class WebSocketProtocol(asyncio.Protocol):
+    """See the module. PEER: another limit is a subclass with another one."""
 
-    Another limit is a subclass with another constant. Sizes in bytes, times in seconds.
-    """
-
-    MAX_SIZE = 1024 * 1024
-    SLICE = 4096
-    PING_SECONDS = 20.0
-    PONG_SECONDS = 20.0
-    CLOSE_SECONDS = 10.0
+    PEER: type[Peer] = Peer
     LINGER_SECONDS = 2.0
-    DRAIN_SECONDS = 4.0
+    QUEUE = 32  # messages that wait for the application before no more are read
 
-    # `_held`:    bytes that came and were not looked at yet.
-    # `_turn`:    when they will be.
-    # `_pongs`:   answers that wait until the client takes what was sent before.
-    # `_drained`: when the client last took enough of a full buffer.
-    # `_restart`: set while the server ends: the application has so long to end it.
+    # `_events`:  what the application has not received yet.
+    # `_waiting`: it waits for more of them; `_writable` for room.
+    # `_peer`:    from the accept on. `_denial`: what is sent instead, head and body so far.
 
     def __init__(
         self,
@@ -69,201 +60,226 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
-        self.logger = quiet
-        self.conn: Peer = Peer(
-            max_size=self.MAX_SIZE, compression=config.ws_per_message_deflate, logger=quiet
-        )
-        self.ping_interval, self.ping_timeout = self.PING_SECONDS, self.PONG_SECONDS
-        self.close_timeout = self.CLOSE_SECONDS
-        self._held = memoryview(b"")
-        self._turn: asyncio.Handle | None = None
-        self._pongs = b""
-        self._drained = 0.0
-        self._restart: asyncio.TimerHandle | None = None
+        self._config = config
+        self._server = server_state
+        self._app_state = app_state
+        self._loop = _loop or asyncio.get_running_loop()
+        self._events: deque[dict[str, Any]] = deque([{"type": "websocket.connect"}])
+        self._waiting: asyncio.Future[None] | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._peer: Peer | None = None
+        self._denial: tuple[int, Headers, bytes] | None = None
+        self._over = self._taken = False
+        self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, transport: asyncio.Transport, request: Request, behind: bytes) -> None:
         """Take over a connection. behind: what came after the head."""
-        self.connection_made(transport)
-        self._held = memoryview(behind)
-        self.handle_connect(request)
-
-    def handle_connect(self, event: Request) -> None:
-        super().handle_connect(event)
-        if self.response.status_code == 101:
-            extensions = cast("dict[str, Any]", self.scope["extensions"])
-            extensions[FRAMES] = {"deflate": self.conn.takes_deflated}
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        for waiting in (self._turn, self._restart):
-            if waiting is not None:
-                waiting.cancel()
-        self._held, self._pongs = memoryview(b""), b""
-        super().connection_lost(exc)
-
-    # What comes in.
-
-    def data_received(self, data: bytes) -> None:
-        if self.disconnected:
+        self.transport = transport
+        self._server.connections.add(self)  # type: ignore[arg-type]
+        self._agreed: Agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].answer(request)
+        self._reader = Reader(self._agreed.window)
+        if self._agreed.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            self._refuse(self._agreed.response)
             return
-        self._held = memoryview(b"".join((self._held, data)) if self._held else data)
-        if self._turn is None:
-            self._read()
+        if behind:
+            self._reader.feed(behind)
+        task = self._loop.create_task(self._run(self._scope_of(request)))
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
-    def _read(self) -> None:
-        """Look at one slice, or at several of a frame that is longer."""
-        self._turn = None
-        self.conn.at(self.loop.time())
-        heard = self.conn.state is State.CONNECTING or self.read_paused
-        while self._held and not heard and not self.disconnected:
-            self.conn.receive_data(bytes(self._held[: self.SLICE]))
-            self._held = self._held[self.SLICE :]
-            heard = bool(self.conn.events)
-            self.handle_events()
-            if self.conn.failed:
+    def _scope_of(self, request: Request) -> dict[str, Any]:
+        path, _, query = request.path.partition("?")
+        root = self._config.root_path
+        offered = request.headers.get_all("Sec-WebSocket-Protocol")
+        return {
+            "type": "websocket",
+            "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
+            "http_version": "1.1",
+            "scheme": "wss" if is_ssl(self.transport) else "ws",
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
+            "root_path": root,
+            "path": root + unquote(path),
+            "raw_path": (root + path).encode("ascii"),
+            "query_string": query.encode("ascii"),
+            "headers": [
+                (name.encode("ascii"), value.encode("latin-1"))
+                for name, value in request.headers.raw_items()
+            ],
+            "subprotocols": [each.strip() for value in offered for each in value.split(",")],
+            "state": self._app_state.copy(),
+            "extensions": {"websocket.http.response": {}, TAKEOVER: self._take},
+        }
+
+    async def _run(self, scope: Any) -> None:
+        try:
+            await self._config.loaded_app(scope, self.receive, self.send)
+        except ClientDisconnected:
+            pass
+        except BaseException:
+            log.exception("the application failed on a WebSocket")
+            self._fail()
+        else:
+            if self._peer is None and not self._over:
+                log.error("the application neither accepted nor refused a WebSocket")
                 self._fail()
-        self._steer()
-
-    def _steer(self) -> None:
-        """Have the next slice looked at, and more of them read, when it is time."""
-        if self.disconnected:
-            return
-        if self.conn.state is State.CONNECTING:  # a client has to wait for the answer
-            wanted = len(self._held) < self.SLICE
-        else:
-            wanted = not self._held and not self.read_paused
-            if self._held and not self.read_paused and self._turn is None:
-                self._turn = self.loop.call_soon(self._read)
-        if wanted is not self.transport.is_reading():
-            (self.transport.resume_reading if wanted else self.transport.pause_reading)()
-
-    def send_receive_event_to_app(self) -> None:
-        data = b"".join(self.frames)
-        self.frames = []
-        if self.close_sent:
-            return
-        if self.curr_msg_data_type == "bytes":
-            self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
-        else:
-            self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
-        self.read_paused = True
-
-    async def receive(self) -> ASGIReceiveEvent:
-        message = await self.queue.get()
-        if self.read_paused and self.queue.empty():
-            self.read_paused = False
-            self._steer()
-        return message
-
-    # What goes out.
-
-    async def send(self, message: ASGISendEvent) -> None:
-        kind: str = message["type"]
-        if kind == FRAMES:
-            await self._send_frames(cast("dict[str, Any]", message)["data"])
-            return
-        await self.writable.wait()
-        if self.transport.is_closing():  # uvloop's raise an error of their own
-            raise ClientDisconnected
-        await super().send(message)
-        if kind in ("websocket.accept", "websocket.close"):
-            self._steer()
-
-    async def _send_frames(self, data: bytes) -> None:
-        await self.writable.wait()
-        if not self.handshake_complete:
-            raise RuntimeError("finished frames before websocket.accept")
-        if self.conn.state is not State.OPEN or self.disconnected or self.transport.is_closing():
-            raise ClientDisconnected  # also if another task of the application closed meanwhile
-        self.transport.write(data)
-
-    def handle_ping(self) -> None:
-        """Who does not take its pongs gets the latest only. (RFC 6455 5.5.3)"""
-        self._pongs = b"".join(self.conn.data_to_send()) or self._pongs
-        if self.writable.is_set():
-            self._send_pongs()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._drained = self.loop.time()
-        self._send_pongs()
-
-    def _send_pongs(self) -> None:
-        pongs, self._pongs = self._pongs, b""
-        if pongs and not self.disconnected:
-            self.transport.write(pongs)
-
-    # Liveness. A client that takes what is sent is alive, however far behind its pong is; one
-    # that takes nothing is ended by TCP_USER_TIMEOUT.
-
-    def send_keepalive_ping(self) -> None:
-        if self.writable.is_set():
-            super().send_keepalive_ping()
-        else:
-            self.schedule_ping()
-
-    def keepalive_timeout(self) -> None:
-        if not self.writable.is_set() or self._drained > self.ping_sent_at:
-            self.ping_sent_at = self.loop.time()
-            self.pong_timer = self.loop.call_later(self.PONG_SECONDS, self.keepalive_timeout)
-            return
-        self.conn.fail(1011, "a ping was not answered")
-        self._fail()
-
-    # The end.
-
-    def handle_close(self, event: Frame) -> None:
-        if self.close_sent:
-            super().handle_close(event)
-        elif self.conn.close_rcvd is not None:
-            self._tell(self.conn.close_rcvd.code, self.conn.close_rcvd.reason)
-            self._hang_up(self.CLOSE_SECONDS)
-
-    def send_500_response(self) -> None:
-        if not self.handshake_complete:
-            super().send_500_response()
-        elif not self.close_sent:
-            self.conn.fail(1011, "the gateway failed; its log says why")
-            self._fail()
-
-    def shutdown(self) -> None:
-        """The server ends. The application is told by its hub, and says goodbye with a position;
-        1012 is for those to whom it said nothing in time."""
-        if self._restart is None and not self.close_sent:
-            self._restart = self.loop.call_later(self.DRAIN_SECONDS, self._end)
-
-    def _end(self) -> None:
-        if not self.handshake_complete:
-            super().shutdown()
-        elif not self.close_sent:
-            self.conn.fail(1012, "the server restarts")
-            self._fail()
+            elif self._peer is not None and not self._taken:
+                self._peer.close(1000)
 
     def _fail(self) -> None:
-        """`conn` has failed: say so to both sides."""
-        sent = self.conn.close_sent
-        if self.disconnected:
+        if self._peer is None:
+            self._refuse(self._handshake().reject(HTTPStatus.INTERNAL_SERVER_ERROR, ""))
+        elif not self._taken:
+            self._peer.fail(1011, "the gateway failed; its log says why")
+
+    # Before the accept, what comes waits.
+
+    def data_received(self, data: bytes) -> None:
+        if self._over:
             return
-        if sent is not None and not self.close_sent:
-            host, port = self.client or ("-", 0)
-            log.info("closed %s:%d: %d %s", host, port, sent.code, sent.reason)
-            self._tell(sent.code, sent.reason)
-        self._hang_up(self.LINGER_SECONDS)
+        self._reader.feed(data)
+        if self._reader.held >= Peer.SLICE and self.transport.is_reading():
+            self.transport.pause_reading()
 
-    def _tell(self, code: int, reason: str) -> None:
-        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._over = True
+        self._server.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        self.lost(GONE, "")
 
-    def _hang_up(self, seconds: float) -> None:
-        """Close our side, and read the other's to its end, or for so long."""
-        self.stop_keepalive()
-        self.transport.write(self._pongs + b"".join(self.conn.data_to_send()))
+    def shutdown(self) -> None:
+        """The server ends."""
+        if not self._over:
+            self._refuse(self._handshake().reject(HTTPStatus.SERVICE_UNAVAILABLE, ""))
+            self.lost(GONE, "")
+
+    def _handshake(self) -> Any:
+        return HANDSHAKES[False]
+
+    def _refuse(self, response: Response) -> None:
+        """Answer as HTTP, and read the other side to its end."""
+        if self._over or self.transport.is_closing():
+            return
+        self._over = True
+        self.transport.write(response.serialize())
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._held, self._pongs = memoryview(b""), b""
-        self.close_sent = self.disconnected = True
-        self.writable.set()  # whoever waits to send learns that it is over
         if not self.transport.is_reading():
             self.transport.resume_reading()
-        if self.close_timer is not None:
-            self.close_timer.cancel()
-        self.close_timer = self.loop.call_later(seconds, self.transport.abort)
+        self._timer = self._loop.call_later(self.LINGER_SECONDS, self.transport.abort)
+
+    # The application's side.
+
+    async def receive(self) -> dict[str, Any]:
+        while not self._events:
+            self._waiting = self._loop.create_future()
+            await self._waiting
+        event = self._events.popleft()
+        if self._peer is not None and not self.busy:
+            self._peer.go_on()
+        return event
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        kind = message["type"].removeprefix("websocket.")
+        await self._writable.wait()
+        if self._peer is not None:
+            self._say(self._peer, kind, message)
+        elif self._over or self.transport.is_closing():
+            raise ClientDisconnected
+        elif kind == "accept":
+            self._accept(message)
+        elif kind == "close":
+            self._refuse(self._handshake().reject(HTTPStatus.FORBIDDEN, ""))
+            self.lost(GONE, "")
+        elif kind.startswith("http.response"):
+            self._deny(kind, message)
+        else:
+            raise RuntimeError(f"{message['type']} before websocket.accept")
+
+    def _accept(self, message: Mapping[str, Any]) -> None:
+        headers = self._agreed.response.headers
+        del headers["Date"]
+        for name, value in (*self._server.default_headers, *message.get("headers", ())):
+            headers[name.decode("latin-1")] = value.decode("latin-1")
+        if message.get("subprotocol"):
+            headers["Sec-WebSocket-Protocol"] = message["subprotocol"]
+        self._server.connections.discard(self)
+        pulse = _pulses.get(self._server)
+        if pulse is None:
+            pulse = _pulses[self._server] = Pulse(self._loop, self.PEER.PING_SECONDS)
+        connections = cast("set[Any]", self._server.connections)
+        reader, deflate = self._reader, self._agreed.deflate
+        self._peer = self.PEER(self.transport, reader, pulse, connections, deflate=deflate)
+        self._peer.write(self._agreed.response.serialize())
+        self._loop.call_soon(self._attend)
+
+    def _attend(self) -> None:
+        """Nobody took it over: it is heard by events."""
+        if self._peer is not None and not self._taken:
+            self._attending = True
+            self._peer.attend(self)
+
+    def _take(self, listener: Listener) -> Socket | None:
+        if self._peer is None or self._attending or self._peer.closed:
+            return None
+        self._taken = True
+        self._peer.attend(listener)
+        return self._peer
+
+    _attending = False
+
+    def _say(self, peer: Peer, kind: str, message: Mapping[str, Any]) -> None:
+        if peer.closed or self._taken:
+            raise ClientDisconnected
+        if kind == "send":
+            text = message.get("text")
+            if text is not None:
+                make = websocket.deflated if peer.deflate else websocket.frame
+                peer.write(make(text.encode()))
+            else:
+                peer.write(websocket.binary(message["bytes"]))
+            if peer.full:
+                self._writable.clear()
+        elif kind == "close":
+            peer.close(message.get("code", 1000), message.get("reason") or "")
+        else:
+            raise RuntimeError(f"{message['type']} behind websocket.accept")
+
+    def _deny(self, kind: str, message: Mapping[str, Any]) -> None:
+        if kind == "http.response.start":
+            told = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in message["headers"]]
+            self._denial = message["status"], Headers(told), b""
+            return
+        assert self._denial is not None
+        status, headers, body = self._denial
+        body += message.get("body", b"")
+        self._denial = status, headers, body
+        if not message.get("more_body", False):
+            for name, value in (("Connection", "close"), ("Content-Length", str(len(body)))):
+                headers.setdefault(name, value)
+            self._refuse(Response(status, HTTPStatus(status).phrase, headers, body))
+            self.lost(GONE, "")
+
+    # It is the listener itself where nobody took over.
+
+    @property
+    def busy(self) -> bool:
+        return len(self._events) >= self.QUEUE
+
+    def heard(self, message: str | bytes) -> None:
+        part = "text" if isinstance(message, str) else "bytes"
+        self._tell({"type": "websocket.receive", part: message})
+
+    def drained(self) -> None:
+        self._writable.set()
+
+    def lost(self, code: int, reason: str) -> None:
+        self._writable.set()  # whoever waits to send learns that it is over
+        self._tell({"type": "websocket.disconnect", "code": code, "reason": reason})
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        self._events.append(event)
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)

@@ -1,157 +1,248 @@
 """WebSocket sessions: one stream on a route's own path, or any number of them on `/ws`.
 
-Every stream has a task of its own, so that one which waits (for Kafka, for credit) keeps
-nobody; what the socket does not take holds up its own streams only, each in its ring.
+A session is called when its client says something, and when its socket has room again; a task
+runs only while something has to wait: for access, for Kafka's answer, for a record to be written.
+What a client says while that lasts is done behind it, in order. What the socket does not take
+holds up its own streams only, each in its ring.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from typing import Any
 
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket as Connection
 
 from ..errors import GatewayError, RequestError
 from ..hub.messages import WebSocket
+from ..hub.writer import Writer
 from . import messages, problems
 from .access import bearer
+from .caller import Caller
 from .letter import letter_of
 from .messages import BadMessage, Change, Credit, Ping, Produce, Said, Subscribe, Token, Unsubscribe
 from .origin import origin_allowed
-from .routes import Routes
-from .socket import Disconnected, Socket
-from .subscribed import Subscribed, asked
+from .outlet import TAKEOVER
+from .routes import Match, Routes
+from .socket import AsgiSocket, Socket
+from .subscribed import Query, Subscribed, asked
 
 log = logging.getLogger(__name__)
+
+PROTOCOL = "gateway.v1"
+MULTIPLEX = "/ws"
 
 MOST_STREAMS = 100  # on one socket
 MOST_PRODUCES = 100  # of one socket, under way
 BAD_IN_A_ROW = 16  # messages after which a client is taken to be none of ours
+MOST_WAITING = 64  # messages, before no more are heard
+MOST_OWED = 64 * 1024  # bytes of answers that the client does not take, likewise
 
-MULTIPLEX = "/ws"
 NORMAL, UNSUPPORTED, POLICY, FAILED, RESTART, TRY_AGAIN = 1000, 1003, 1008, 1011, 1012, 1013
 
 
 async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send: Send) -> None:
     """Serve one socket. path: percent-encoded; MULTIPLEX, or a route's own."""
-    socket = Socket(scope, receive, send)
-    connection = socket.connection
+    connection = Connection(scope, receive, send)
+    match = None
     try:
-        if not _origin_allowed(routes, socket):
+        if not _origin_allowed(routes, connection):
             raise RequestError(
                 403, "Foreign origin", "pages of this origin may not connect; see access-control"
             )
-        own = None
         if path == MULTIPLEX:
             routes.must_run()
         else:
-            query = connection.query_params.multi_items()
-            own = Subscribed(routes, socket, None, path, query)
-            await routes.check(own.match, connection)
+            match = routes.match(path)
+            await routes.check(match, connection)
     except (GatewayError, HTTPException) as exc:
-        await socket.refuse(problems.problem(exc, connection.url.path))
+        await _refuse(connection, problems.problem(exc, connection.url.path))
         return
-    await socket.accept()
-    await Session(routes, socket, own).run()
+    # Of what the client offers, PROTOCOL is taken; a bearer token there is never echoed.
+    await connection.accept(PROTOCOL if PROTOCOL in scope.get("subprotocols", ()) else None)
+    session = Session(routes, Caller(scope), bearer(connection))
+    take = scope.get("extensions", {}).get(TAKEOVER)
+    socket: Socket | None = None if take is None else take(session)
+    query = connection.query_params.multi_items()
+    if socket is not None:
+        session.start(socket, match, path, query)
+        return
+    carried = AsgiSocket(session, receive, send)
+    session.start(carried, match, path, query)
+    await carried.run()
+
+
+async def _refuse(connection: Connection, response: Response) -> None:
+    """Answer the handshake as HTTP, where the server can; browsers hear of a failure only."""
+    if "websocket.http.response" in connection.scope.get("extensions", {}):
+        await connection.send_denial_response(response)
+    else:
+        await connection.close(POLICY)
 
 
 class Session:
-    """One accepted socket. own: the stream of a route's own path; None on `/ws`."""
+    """One accepted socket: its `Listener`, and the hall of its streams. token: what it came with.
 
-    def __init__(self, routes: Routes, socket: Socket, own: Subscribed | None) -> None:
-        self._routes = routes
-        self._socket = socket
-        self._own = own
-        self._token = bearer(socket.connection)
-        self._writer = routes.hub.publisher.writer()
+    An idle one holds 0.6 KB, and 0.3 for each stream beside its client.
+    """
+
+    __slots__ = (
+        "_bad", "_leaving", "_lost", "_owed", "_own", "_produces", "_streams", "_tasks", "_token",
+        "_waiting", "_writer", "caller", "routes", "socket",
+    )  # fmt: skip
+
+    # `_own`:     the stream of a route's own path.
+    # `_waiting`: what the client said since something has to wait; None while nothing has.
+    # `_owed`:    bytes of answers since the socket is full.
+
+    def __init__(self, routes: Routes, caller: Caller, token: str | None) -> None:
+        self.routes = routes
+        self.caller = caller
+        self.socket: Socket
+        self._own: Subscribed | None = None
+        self._token = token
+        self._writer: Writer | None = None
         self._streams: dict[str | None, Subscribed] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._produces = 0
-        self._bad = 0
+        self._tasks: set[asyncio.Task[None]] | None = None
+        self._waiting: deque[str | bytes] | None = None
+        self._produces = self._bad = self._owed = 0
+        self._leaving = self._lost = False
 
-    async def run(self) -> None:
-        """Until either side closes."""
-        hub = self._routes.hub
+    def start(self, socket: Socket, match: Match | None, path: str, query: Query) -> None:
+        """match: of the stream of a route's own path; None on MULTIPLEX."""
+        self.socket = socket
+        hub = self.routes.hub
         hub.leaving.add(self._leave)
-        try:
-            if self._own is not None:
-                self._begin(self._own)
-            if hub.draining:  # since the handshake
-                self._leave()
-            while True:
-                await self._hear(await self._socket.receive())
-        except Disconnected:
-            pass
-        finally:
-            hub.leaving.discard(self._leave)
-            await self._stop()
-
-    async def _stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if match is not None:
+            self._own = Subscribed(self, None, match, path, query, alone=True)
+            self._begin(self._own)
+        if hub.draining:  # since the handshake
+            self._leave()
 
     def _leave(self) -> None:
         """The gateway drains: `end` goes out on every stream, then the socket is closed."""
-        self._do(self._close_after_streams())
+        self._leaving = True
+        if not self._streams:
+            self.socket.close(RESTART, "the gateway restarts; come back")
 
-    async def _close_after_streams(self) -> None:
-        while self._streams:  # one that is subscribed to now is ended, too
-            await asyncio.gather(*(stream.done.wait() for stream in self._streams.values()))
-        await self._socket.close(RESTART, "the gateway restarts; come back")
+    # the listener
+
+    @property
+    def busy(self) -> bool:
+        if self._owed >= MOST_OWED:
+            return True
+        return self._waiting is not None and len(self._waiting) >= MOST_WAITING
+
+    def heard(self, message: str | bytes) -> None:
+        if self._waiting is not None:
+            self._waiting.append(message)
+            return
+        work = self._hear(message)
+        if work is not None:
+            self._waiting = deque()
+            self._do(self._hear_on(work))
+
+    def drained(self) -> None:
+        self._owed = 0
+        for stream in list(self._streams.values()):
+            stream.drained()
+        self.socket.go_on()
+
+    def lost(self, code: int, reason: str) -> None:
+        self._lost = True
+        self.routes.hub.leaving.discard(self._leave)
+        for task in self._tasks or ():
+            task.cancel()
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+        self._own = None
+
+    async def _hear_on(self, work: Coroutine[Any, Any, None] | None) -> None:
+        """Do this, and what was said meanwhile."""
+        assert self._waiting is not None
+        try:
+            while work is not None or self._waiting:
+                if work is not None:
+                    await work
+                elif self._lost:
+                    return
+                work = self._hear(self._waiting.popleft()) if self._waiting else None
+        finally:
+            self._waiting = None
+        self.socket.go_on()
+
+    # what waits
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
+        if self._tasks is None:  # an empty set for each socket would be 216 bytes
+            self._tasks = set()
         self._tasks.add(task)
         task.add_done_callback(self._did)
 
     def _did(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        if self._tasks is not None:
+            self._tasks.discard(task)
+            self._tasks = self._tasks or None
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, Disconnected):
+        if error is not None:
             log.error("a WebSocket session failed", exc_info=error)
+            self.socket.close(FAILED, "the gateway failed; its log says why")
 
     # what the client says
 
-    async def _hear(self, heard: str | bytes) -> None:
+    def _hear(self, heard: str | bytes) -> Coroutine[Any, Any, None] | None:
+        """Do it, or say how it is done if that takes time."""
         if isinstance(heard, bytes):
-            await self._socket.close(UNSUPPORTED, "send text: JSON")
-            raise Disconnected
+            self.socket.close(UNSUPPORTED, "send text: JSON")
+            return None
         try:
             said = messages.read(heard)
         except BadMessage as exc:
-            await self._error(exc.about, exc)
+            self._error(exc.about, exc)
             self._bad += 1
             if self._bad >= BAD_IN_A_ROW:
-                await self._socket.close(POLICY, f"{self._bad} bad messages in a row")
-                raise Disconnected from None
-            return
+                self.socket.close(POLICY, f"{self._bad} bad messages in a row")
+            return None
         self._bad = 0  # what can be read and not be done, such as one more grant, may come often
         try:
-            await self._take(said)
+            work = self._take(said)
         except (GatewayError, HTTPException) as exc:
-            await self._error(None if isinstance(said, Token) else said.id, exc)
+            self._error(_about(said), exc)
+            return None
+        return None if work is None else self._tried(work, said)
 
-    async def _take(self, said: Said) -> None:
+    async def _tried(self, work: Coroutine[Any, Any, None], said: Said) -> None:
+        try:
+            await work
+        except (GatewayError, HTTPException) as exc:
+            self._error(_about(said), exc)
+
+    def _take(self, said: Said) -> Coroutine[Any, Any, None] | None:
         """Raises RequestError for what cannot be done."""
         match said:
             case Subscribe():
-                await self._subscribe(said)
+                return self._subscribe(said)
             case Change():
-                await self._change(said)
+                return self._change(said)
+            case Token():
+                return self._renew(said.jwt)
             case Unsubscribe():
                 self._stream(said.id).stop()
             case Credit():
                 self._stream(said.id).grant(said.n)
             case Produce():
                 self._produce(said)
-            case Token():
-                await self._renew(said.jwt)
             case Ping():
-                await self._answer("pong", said.id)
+                self._answer("pong", said.id)
+        return None
 
     async def _subscribe(self, said: Subscribe) -> None:
         if self._own is not None:
@@ -163,9 +254,9 @@ class Session:
             detail = f"this socket has {MOST_STREAMS} streams; open another"
             raise BadMessage("Too many subscriptions", detail, said.id)
         path, query = asked(said)
-        stream = Subscribed(self._routes, self._socket, said.id, path, query)
-        await self._routes.check(stream.match, self._socket.connection, self._token)
-        self._begin(stream)
+        match = self.routes.match(path)
+        await self._check(match, self._token)
+        self._begin(Subscribed(self, said.id, match, path, query))
 
     async def _change(self, said: Change) -> None:
         stream = self._stream(said.id)
@@ -173,8 +264,8 @@ class Session:
         if said.path is not None:
             if self._own is not None:
                 raise _bad("this socket is the stream of its path; leave 'path' out", said.id)
-            match = self._routes.match(said.path.partition("?")[0])
-        await self._routes.check(match, self._socket.connection, self._token)
+            match = self.routes.match(said.path.partition("?")[0])
+        await self._check(match, self._token)
         await stream.change(said)
 
     def _stream(self, label: str | None) -> Subscribed:
@@ -187,36 +278,46 @@ class Session:
     async def _renew(self, jwt: str) -> None:
         """The new token must be good for every stream that runs; the old one stays otherwise."""
         for match in [each for stream in self._streams.values() for each in stream.matches]:
-            await self._routes.check(match, self._socket.connection, jwt)
+            await self._check(match, jwt)
         self._token = jwt
-        await self._answer("renewed")
+        self._answer("renewed")
 
-    # streams
+    async def _check(self, match: Match, token: str | None) -> None:
+        await self.routes.check(match, self.caller.connection(), token)
+
+    # the hall of its streams
 
     def _begin(self, stream: Subscribed) -> None:
         self._streams[stream.label] = stream
-        self._do(self._run(stream))
+        self._do(self._open(stream))
 
-    async def _run(self, stream: Subscribed) -> None:
-        code = NORMAL
+    def reopen(self, stream: Subscribed) -> None:
+        self._do(self._open(stream, changed=True))
+
+    async def _open(self, stream: Subscribed, *, changed: bool = False) -> None:
         try:
-            await stream.run()
-            if self._routes.hub.draining:
-                code = RESTART
+            await stream.open(changed=changed)
         except (GatewayError, HTTPException) as exc:
-            await self._error(stream.label, exc)
-            code = TRY_AGAIN if problems.status(exc) == 503 else POLICY
-        except Disconnected:
-            raise
+            self._error(stream.label, exc)
+            self._end(stream, TRY_AGAIN if problems.status(exc) == 503 else POLICY)
         except Exception as exc:
             log.exception("the stream of %s failed", stream.path)
-            await self._error(stream.label, exc)
-            code = FAILED
-        finally:
-            self._streams.pop(stream.label, None)
-            stream.done.set()
+            self._error(stream.label, exc)
+            self._end(stream, FAILED)
+
+    def ended(self, stream: Subscribed) -> None:
+        self._end(stream, RESTART if self.routes.hub.draining else NORMAL)
+
+    def _end(self, stream: Subscribed, code: int) -> None:
+        self._streams.pop(stream.label, None)
         if self._own is not None:
-            await self._socket.close(code, stream.reason)
+            self.socket.close(code, stream.reason)
+        elif self._leaving and not self._streams:
+            self.socket.close(RESTART, "the gateway restarts; come back")
+
+    def filled(self, stream: Subscribed) -> None:
+        if self._streams.pop(stream.label, None) is not None:
+            self._streams[stream.label] = stream  # `drained` comes to it last
 
     # produce
 
@@ -228,9 +329,12 @@ class Session:
         self._do(self._write(said))
 
     async def _write(self, said: Produce) -> None:
+        if self._writer is None:
+            self._writer = self.routes.hub.publisher.writer()
         try:
             path = self._own.path if self._own is not None else said.path
-            letter = await letter_of(self._routes, said, path, self._socket.connection, self._token)
+            connection = self.caller.connection()
+            letter = await letter_of(self.routes, said, path, connection, self._token)
             done = await self._writer.send(
                 letter.topic,
                 letter.key,
@@ -241,24 +345,30 @@ class Session:
             )
             told = {"topic": done.topic, "partition": done.partition, "offset": done.offset}
             again = {"repeated": True} if done.repeated else {}
-            await self._answer("produced", said.id, **told, **again)
+            self._answer("produced", said.id, **told, **again)
         except (GatewayError, HTTPException) as exc:
-            await self._error(said.id, exc)
+            self._error(said.id, exc)
         finally:
             self._produces -= 1
 
     # answers
 
-    async def _answer(self, kind: str, label: str | None = None, **data: Any) -> None:
-        wire = WebSocket(label, self._socket.deflate)
-        await self._socket.send(wire.message(kind, data))
+    def _answer(self, kind: str, label: str | None = None, **data: Any) -> None:
+        told = WebSocket(label, self.socket.deflate).message(kind, data)
+        self.socket.write(told)
+        if self.socket.full:
+            self._owed += len(told)
 
-    async def _error(self, label: str | None, exc: Exception) -> None:
-        await self._answer("error", label, code=problems.code(exc), **problems.members(exc))
+    def _error(self, label: str | None, exc: Exception) -> None:
+        self._answer("error", label, code=problems.code(exc), **problems.members(exc))
 
 
-def _origin_allowed(routes: Routes, socket: Socket) -> bool:
-    headers = socket.connection.headers
+def _about(said: Said) -> str | None:
+    return None if isinstance(said, Token) else said.id
+
+
+def _origin_allowed(routes: Routes, connection: Connection) -> bool:
+    headers = connection.headers
     return origin_allowed(
         routes.settings.listen.access_control,
         headers.get("origin"),

@@ -19,6 +19,8 @@ WORTHWHILE = 256
 
 _TEXT = 0x81  # the final frame of a text message
 _DEFLATED = 0xC1  # the same with RSV1
+_BINARY, _CLOSE, _PING, _PONG = 0x82, 0x88, 0x89, 0x8A
+_MOST_REASON = 123  # bytes: a control frame has 125, and the code takes two
 
 
 def frame(payload: bytes) -> bytes:
@@ -41,6 +43,30 @@ def deflated(payload: bytes) -> bytes:
     # The flush ends with an empty block, which the receiver puts back (RFC 7692 7.2.1).
     shorter = (compressor.compress(payload) + compressor.flush(zlib.Z_SYNC_FLUSH))[:-4]
     return _frame(_DEFLATED, shorter) if len(shorter) < len(payload) else _frame(_TEXT, payload)
+
+
+def binary(payload: bytes) -> bytes:
+    return _frame(_BINARY, payload)
+
+
+def ping(payload: bytes) -> bytes:
+    """payload: at most 125 bytes."""
+    return _frame(_PING, payload)
+
+
+def pong(payload: bytes) -> bytes:
+    """The answer to a ping of this payload."""
+    return _frame(_PONG, payload)
+
+
+def close(code: int | None, reason: str = "") -> bytes:
+    """A close frame; None: without a code. A reason that is too long is cut."""
+    if code is None:
+        return _frame(_CLOSE, b"")
+    told = reason.encode()
+    if len(told) > _MOST_REASON:
+        told = told[:_MOST_REASON].decode(errors="ignore").encode()
+    return _frame(_CLOSE, code.to_bytes(2, "big") + told)
 
 
 def messages(data: bytes) -> Iterator[str]:

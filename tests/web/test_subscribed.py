@@ -6,27 +6,34 @@ import asyncio
 from typing import Any
 
 from starlette.requests import HTTPConnection
-from support.one_client import TP, client_of
+from support.one_client import TP, client_of, write
 from support.until import until
 
 from gateway.core.record import Ready
 from gateway.hub.client import Client
+from gateway.web.caller import Caller
 from gateway.web.messages import Change
 from gateway.web.subscribed import Subscribed
 from gateway.wire.websocket import messages
 
 
 class Hall:
-    """Routes and the socket of one client, as far as a stream knows them."""
+    """Routes, session and socket of one client, as far as a stream knows them."""
 
-    deflate = False
-    connection = HTTPConnection({"type": "http", "headers": [], "path": "/", "query_string": b""})
+    deflate = full = closed = False
     topics = ("orders",)
 
-    def __init__(self) -> None:
+    def __init__(self, *, ready: bool = False) -> None:
         self.clients: list[Client] = []
         self.asked: list[dict[str, str]] = []
         self.sent: list[str] = []
+        self.routes: Any = self
+        self.socket: Any = self
+        self.caller = Caller({"type": "websocket", "headers": [], "path": "/", "query_string": b""})
+        self.turns: list[Subscribed] = []
+        self.over: list[Subscribed] = []
+        self.opening: list[asyncio.Task[None]] = []
+        self._ready = ready
 
     def match(self, path: str) -> Any:
         return path
@@ -37,11 +44,30 @@ class Hall:
     async def open(self, match: Any, request: HTTPConnection, wire: Any) -> Client:
         self.asked.append(dict(request.query_params))
         deadline = asyncio.get_running_loop().time() + 3600
-        self.clients.append(client_of(wire, credit=7, ready=False, deadline=deadline))
+        self.clients.append(client_of(wire, credit=7, ready=self._ready, deadline=deadline))
         return self.clients[-1]
 
-    async def send(self, frames: bytes) -> None:
-        self.sent += messages(frames)
+    def stream(self, label: str, path: str, query: list[tuple[str, str]], **options: Any) -> Any:
+        return Subscribed(self, label, self.match(path), path, query, **options)
+
+    def begin(self, stream: Subscribed, *, changed: bool = False) -> None:
+        self.opening.append(asyncio.create_task(stream.open(changed=changed)))
+
+    def reopen(self, stream: Subscribed) -> None:
+        self.begin(stream, changed=True)
+
+    def ended(self, stream: Subscribed) -> None:
+        self.over.append(stream)
+
+    def filled(self, stream: Subscribed) -> None:
+        self.turns.append(stream)
+
+    def write(self, data: bytes) -> None:
+        self.sent += messages(data)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [text.partition('"type":"')[2].partition('"')[0] for text in self.sent]
 
     def get_ready(self) -> None:
         """The partition of the last client can be read."""
@@ -53,9 +79,9 @@ class Hall:
 
 async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up():
     """Begun sooner, its places would be unknown yet, and found by time."""
-    hall: Any = Hall()
-    stream = Subscribed(hall, hall, "a", "/orders", [("until", "5")])
-    running = asyncio.create_task(stream.run())
+    hall = Hall()
+    stream = hall.stream("a", "/orders", [("until", "5")])
+    hall.begin(stream)
     await until(lambda: hall.clients and hall.clients[0]._shared.changed)
     await stream.change(Change(type="change", path="/stock?from=live"))
     await stream.change(Change(type="change", fields=["/n"]))
@@ -70,6 +96,51 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     stream.grant(3)
     assert hall.clients[1].subscription.credit == 10
     stream.stop()
-    await asyncio.wait_for(running, 30)
-    kinds = [text.partition('"type":"')[2].partition('"')[0] for text in hall.sent]
-    assert kinds == ["begin", "begin", "end"] and '"changed":true' in hall.sent[1]
+    await until(lambda: hall.over)
+    assert hall.kinds == ["begin", "begin", "end"] and '"changed":true' in hall.sent[1]
+    assert stream.reason == "unsubscribed"
+    await asyncio.gather(*hall.opening)
+
+
+async def test_what_is_granted_before_it_is_open_counts():
+    hall = Hall(ready=True)
+    stream = hall.stream("a", "/orders", [])
+    stream.grant(2)
+    hall.begin(stream)
+    await until(lambda: hall.sent)
+    assert hall.clients[0].subscription.credit == 9
+    stream.close()
+
+
+async def test_no_task_is_left_of_a_stream_that_runs():
+    hall = Hall(ready=True)
+    stream = hall.stream("a", "/orders", [])
+    hall.begin(stream)
+    await asyncio.gather(*hall.opening)
+    before = len(asyncio.all_tasks())
+    write(hall.clients[0], b"1")
+    await until(lambda: "records" in hall.kinds)
+    assert len(asyncio.all_tasks()) == before == 1
+    stream.close()
+
+
+async def test_one_that_fills_the_socket_gives_its_turn_to_others_unless_it_is_alone():
+    hall = Hall(ready=True)
+    hall.full = True
+    for alone in (False, True):
+        stream = hall.stream("a", "/orders", [], alone=alone)
+        hall.begin(stream)
+        await asyncio.gather(*hall.opening)
+        assert hall.turns == ([] if alone else [stream])
+        stream.close()
+        hall.turns.clear()
+
+
+async def test_one_that_is_cut_while_it_opens_leaves_no_client():
+    hall = Hall()
+    stream = hall.stream("a", "/orders", [])
+    hall.begin(stream)
+    await until(lambda: hall.clients and hall.clients[0]._shared.changed)
+    hall.opening[0].cancel()
+    await asyncio.gather(*hall.opening, return_exceptions=True)
+    assert hall.clients[0]._hub.left == hall.clients  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ import inspect
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
@@ -30,13 +31,12 @@ from support.raw_websocket import (
 )
 from support.until import PATIENCE
 from uvicorn.protocols.utils import ClientDisconnected
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.protocol import Protocol
-from websockets.server import ServerProtocol
 
+from gateway.web.outlet import TAKEOVER
+from gateway.web.peer import Peer
 from gateway.web.transport import GatewayProtocol
-from gateway.web.upgraded import FRAMES, WebSocketProtocol
+from gateway.web.upgraded import WebSocketProtocol
 from gateway.wire import websocket as wire
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
@@ -77,17 +77,14 @@ class App:
         self.ended.append((message["code"], message.get("reason", "")))
 
     async def framed(self, scope, receive, send) -> None:
-        deflate = scope["extensions"][FRAMES]["deflate"]
-        make = wire.deflated if deflate else wire.frame
-        while (message := await receive())["type"] == "websocket.receive":
-            await send({"type": FRAMES, "data": make(message["text"].encode())})
+        Framing(scope)
 
     async def flooding(self, scope, receive, send) -> None:
-        data = wire.frame(b"a" * 60_000)
+        data = "a" * 60_000
         try:
             while True:
                 self.received += 1
-                await send({"type": FRAMES, "data": data})
+                await send({"type": "websocket.send", "text": data})
                 await asyncio.sleep(0)
         except BaseException as error:
             self.raised.append(error)
@@ -104,9 +101,32 @@ class App:
     async def both(self, scope, receive, send) -> None:
         await send({"type": "websocket.close", "code": 3000})
         try:
-            await send({"type": FRAMES, "data": wire.frame(b"late")})
+            await send({"type": "websocket.send", "text": "late"})
         except ClientDisconnected as error:
             self.raised.append(error)
+
+    async def late(self, scope, receive, send) -> None:
+        """Too late to take it over."""
+        message = await receive()
+        assert scope["extensions"][TAKEOVER](Framing.__new__(Framing)) is None
+        await send({**message, "type": "websocket.send"})
+
+
+class Framing:
+    """Takes a connection over, and answers in finished frames."""
+
+    busy = False
+
+    def __init__(self, scope: Any) -> None:
+        self.socket = scope["extensions"][TAKEOVER](self)
+
+    def heard(self, message: str) -> None:
+        make = wire.deflated if self.socket.deflate else wire.frame
+        self.socket.write(make(message.encode()))
+
+    def drained(self) -> None: ...
+
+    def lost(self, code: int, reason: str) -> None: ...
 
 
 async def reject(send) -> None:
@@ -116,7 +136,8 @@ async def reject(send) -> None:
     await send({"type": "websocket.http.response.body", "body": body})
 
 
-class Hasty(WebSocketProtocol):
+class HastyPeer(Peer):
+    __slots__ = ()
     PING_SECONDS = 0.1
     PONG_SECONDS = 0.3
     CLOSE_SECONDS = 0.3
@@ -124,9 +145,19 @@ class Hasty(WebSocketProtocol):
     DRAIN_SECONDS = 0.3
 
 
-class Unhurried(WebSocketProtocol):
+class UnhurriedPeer(Peer):
+    __slots__ = ()
     PING_SECONDS = PONG_SECONDS = 120.0
     DRAIN_SECONDS = 120.0
+
+
+class Hasty(WebSocketProtocol):
+    PEER = HastyPeer
+    LINGER_SECONDS = 0.3
+
+
+class Unhurried(WebSocketProtocol):
+    PEER = UnhurriedPeer
 
 
 class Running:
@@ -138,11 +169,11 @@ class Running:
     def open(self, path: str = "/", *headers: bytes) -> Socket:
         return Socket.open(self.port, path, *headers)
 
-    def connection(self) -> WebSocketProtocol:
+    def connection(self) -> Peer:
         """The only one, once it is a WebSocket."""
 
-        def found() -> list[WebSocketProtocol]:
-            return [c for c in self.served.connections if isinstance(c, WebSocketProtocol)]
+        def found() -> list[Peer]:
+            return [c for c in self.served.connections if isinstance(c, Peer)]
 
         eventually(lambda: len(found()) == 1, "one connection")
         return found()[0]
@@ -301,15 +332,37 @@ def test_a_client_that_does_not_read_holds_its_sender_back_and_its_end_is_told(s
         socket.send(handshake("/flooding"))
         eventually(lambda: running.app.received, "the first frame")
         connection = running.connection()
-        eventually(lambda: not connection.writable.is_set(), "a full buffer")
+        eventually(lambda: connection.full, "a full buffer")
         assert connection.transport.get_write_buffer_size() < 1024 * 1024
     eventually(lambda: running.app.raised, "the application is told")
     assert isinstance(running.app.raised[0], ClientDisconnected)
 
 
-def test_finished_frames_before_the_handshake_are_the_applications_error(start: Start, caplog):
+def test_a_connection_that_was_taken_over_has_no_task_and_no_protocol_but_the_peer(start: Start):
+    running = start()
+    with running.open("/framed") as socket:
+        socket.send(frame(TEXT, b"a"))
+        assert socket.text() == "a"
+        state = running.served.server.server_state
+        eventually(lambda: not state.tasks, "the end of the application's call")
+        assert running.served.connections == {running.connection()}
+        socket.send(frame(TEXT, b"b"))
+        assert socket.text() == "b"
+
+
+def test_an_application_that_awaited_something_first_gets_events_and_not_the_connection(
+    start: Start,
+):
+    with start().open("/late") as socket:
+        socket.send(frame(TEXT, b"a"))
+        assert socket.text() == "a"
+        assert socket.said().code == 1000, "an application that returns has ended it"
+
+
+def test_messages_before_the_handshake_are_the_applications_error(start: Start, caplog):
     async def app(scope, receive, send):
-        await send({"type": FRAMES, "data": wire.frame(b"early")})
+        assert scope["extensions"][TAKEOVER](None) is None
+        await send({"type": "websocket.send", "text": "early"})
 
     with (
         serving(app, GatewayProtocol, uvloop.new_event_loop, ws=WebSocketProtocol) as served,
@@ -320,7 +373,7 @@ def test_finished_frames_before_the_handshake_are_the_applications_error(start: 
     assert "before websocket.accept" in caplog.text
 
 
-def test_finished_frames_behind_a_close_find_the_client_gone(echo: Running):
+def test_messages_behind_a_close_find_the_client_gone(echo: Running):
     """Another task of the application may have closed while this one waited for room."""
     with echo.open("/both") as socket:
         assert socket.said().code == 3000
@@ -407,7 +460,7 @@ def test_what_the_application_does_not_take_is_not_read(start: Start):
         with pytest.raises(TimeoutError):
             for _ in range(1000):
                 socket.socket.sendall(flood)
-        assert running.connection().queue.qsize() < WebSocketProtocol.SLICE / 7 + 1
+        assert len(running.connection()._listener._events) <= Unhurried.QUEUE
         socket.socket.settimeout(PATIENCE)
         running.app.go_on.set()
         assert [int(socket.text()) for _ in range(3)] == [0, 1, 2]
@@ -431,11 +484,11 @@ def test_pongs_do_not_pile_up_for_a_client_that_reads_nothing(start: Start):
         socket.send(handshake("/flooding"))
         assert socket.answer_head().status == 101
         connection = running.connection()
-        eventually(lambda: not connection.writable.is_set(), "a full buffer")
+        eventually(lambda: connection.full, "a full buffer")
         before = connection.transport.get_write_buffer_size()
         socket.send(frame(PING, b"a" * 125) * 500)
-        eventually(lambda: connection._pongs, "pongs that wait")
-        assert len(connection._pongs) <= WebSocketProtocol.SLICE
+        eventually(lambda: connection._pong, "a pong that waits")
+        assert len(connection._pong) == 127
         assert connection.transport.get_write_buffer_size() <= before
         while (said := socket.said()).opcode != PONG:
             assert said.opcode == TEXT
@@ -463,9 +516,9 @@ def test_a_client_that_reads_slowly_is_no_dead_one(start: Start):
     with Socket(running.port, receive_buffer=4096) as socket:
         socket.send(handshake("/flooding"))
         connection = running.connection()
-        eventually(lambda: not connection.writable.is_set(), "a full buffer")
+        eventually(lambda: connection.full, "a full buffer")
         time.sleep(1.0)  # not a wait: as long as it takes to be given up three times
-        assert not connection.disconnected
+        assert not connection.closed
         assert socket.answer_head().status == 101
 
 
@@ -585,62 +638,25 @@ def test_no_query_and_no_ordinary_event_is_logged(start: Start, caplog):
     assert "closed 127.0.0.1" in caplog.text and "1002" in caplog.text
 
 
-# uvicorn and websockets
+# uvicorn
 
 
-@pytest.mark.parametrize(
-    "name, parameters",
-    {
-        "connection_made": ["transport"],
-        "connection_lost": ["exc"],
-        "data_received": ["data"],
-        "handle_connect": ["event"],
-        "handle_events": [],
-        "handle_ping": [],
-        "handle_close": ["event"],
-        "keepalive_timeout": [],
-        "pause_writing": [],
-        "receive": [],
-        "resume_writing": [],
-        "schedule_ping": [],
-        "send": ["message"],
-        "send_500_response": [],
-        "send_keepalive_ping": [],
-        "send_receive_event_to_app": [],
-        "shutdown": [],
-        "stop_keepalive": [],
-    }.items(),
-)
-def test_uvicorn_still_has_the_method_the_protocol_builds_on(name: str, parameters: list[str]):
-    method = getattr(WebSocketsSansIOProtocol, name, None)
-    told = f"uvicorn {uvicorn.__version__} changed WebSocketsSansIOProtocol.{name}"
-    assert method is not None, told
-    assert list(inspect.signature(method).parameters) == ["self", *parameters], told
+def test_uvicorn_still_has_what_the_protocol_builds_on():
+    told = f"uvicorn {uvicorn.__version__} changed; read upgraded.py"
+    config = uvicorn.Config(App(), lifespan="off", ws=WebSocketProtocol)
+    config.load()
+    for name in ("loaded_app", "root_path", "asgi_version", "ws_per_message_deflate"):
+        assert hasattr(config, name), f"{told}: {name}"
+    assert config.ws_protocol_class is WebSocketProtocol, told
+    state = ServerState()
+    assert isinstance(state.connections, set) and isinstance(state.tasks, set), told
+    assert isinstance(state.default_headers, list), told
+    assert weakref.ref(state)() is state and hash(state) is not None, told
 
 
-def test_uvicorn_still_has_the_state_the_protocol_builds_on():
-    told = f"uvicorn {uvicorn.__version__} changed its protocol's state; read upgraded.py"
-    loop = asyncio.new_event_loop()
-    try:
-        config = uvicorn.Config(App(), lifespan="off")
-        protocol = WebSocketsSansIOProtocol(config, ServerState(), {}, _loop=loop)
-    finally:
-        loop.close()
-    for name in ("queue", "frames", "curr_msg_data_type", "read_paused", "writable", "client"):
-        assert hasattr(protocol, name), f"{told}: {name}"
-    for name in ("close_sent", "close_timer", "disconnected", "handshake_complete", "pong_timer"):
-        assert hasattr(protocol, name), f"{told}: {name}"
-    running = inspect.getsource(WebSocketsSansIOProtocol.run_asgi)
-    assert "if self.close_timer is None:\n            self.transport.close()" in running, told
-    connecting = inspect.getsource(WebSocketsSansIOProtocol.handle_connect)
-    assert "self.response = self.conn.accept(event)" in connecting, told
-
-
-@pytest.mark.parametrize("name", ["accept", "reject"])
-def test_websockets_still_has_the_method_of_a_handshake(name: str):
-    assert callable(getattr(ServerProtocol, name))
-
-
-@pytest.mark.parametrize("name", ["parse", "recv_frame", "fail", "receive_data", "data_to_send"])
-def test_websockets_still_has_the_method_of_a_connection(name: str):
-    assert callable(getattr(Protocol, name))
+def test_uvicorn_still_ends_each_connection_by_its_shutdown_and_waits_until_it_is_gone():
+    shutdown = inspect.getsource(uvicorn.Server.shutdown)
+    assert "for connection in list(self.server_state.connections)" in shutdown
+    assert "connection.shutdown()" in shutdown
+    waiting = inspect.getsource(uvicorn.Server._wait_tasks_to_complete)
+    assert "while self.server_state.connections" in waiting

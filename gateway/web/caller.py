@@ -1,0 +1,41 @@
+"""Who opened a WebSocket: the scope of the handshake, packed, for what is asked of it later.
+
+Access is asked again when a stream is chosen or a token renewed, which is seldom; until then a
+scope of ten headers as objects would be 3.5 KB, and this is 1.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+_LEFT_OUT = {"type", "headers", "extensions"}
+
+# Equal for all connections of a server, and so held once.
+_shared: dict[Any, Any] = {}
+
+
+class Caller:
+    """See the module."""
+
+    __slots__ = ("_head", "_names", "_values")
+
+    def __init__(self, scope: Scope) -> None:
+        names = tuple(name for name in scope if name not in _LEFT_OUT)
+        self._names: tuple[str, ...] = _shared.setdefault(names, names)
+        self._values = tuple([_once(name, scope[name]) for name in names])
+        # neither has a line break in it, nor the name a colon (RFC 9110 5)
+        self._head = b"\n".join([b"%b:%b" % (name, value) for name, value in scope["headers"]])
+
+    def connection(self) -> HTTPConnection:
+        """As the handshake was, but for `extensions`; 4 us."""
+        lines = self._head.split(b"\n") if self._head else ()
+        scope = dict(zip(self._names, self._values, strict=True))
+        headers = [tuple(line.split(b":", 1)) for line in lines]
+        return HTTPConnection({**scope, "type": "websocket", "headers": headers})
+
+
+def _once(name: str, value: Any) -> Any:
+    return _shared.setdefault(value, value) if name == "server" else value
