@@ -98,13 +98,13 @@ class Alone:
             if parted is not None:
                 gap, place = _truncated(tp, came, parted), parted
         if gap is None:
-            self._put(tp, place)
+            self.put(tp, place)
         else:  # no id may hold what was not told
             self._told.append((tp, place, gap))
 
     def retire(self, tp: TopicPartition) -> None:
         """The place turned out to be of an earlier topic of this name."""
-        self._put(tp, self.own[tp]._replace(epoch=RETIRED))
+        self.put(tp, self.own[tp]._replace(epoch=RETIRED))
 
     def lacks(self) -> list[tuple[TopicPartition, Place]]:
         """What has to come from Kafka, because no log holds it any more."""
@@ -143,7 +143,7 @@ class Alone:
                 continue
             if place.pending:
                 place = tail.logs[tp].origin or place
-            self._put(tp, place)
+            self.put(tp, place)
             parted.add(tp)
         return parted
 
@@ -197,7 +197,7 @@ class Alone:
         sub.cursor = sub.channel.head
         for tp, place in sub.channel.tail.position.items():
             if tp not in self.own and sub.until is None:
-                self._put(tp, Place(0, NO_EPOCH, place.lineage))
+                self.put(tp, Place(0, NO_EPOCH, place.lineage))
 
     def _without_own(self, chunk: Chunk) -> bytes:
         sub = self._sub
@@ -230,7 +230,7 @@ class Alone:
             return
         for tp, place, _ in told:
             self._drop_backlog(tp)  # what lies before the gap's end is not sent any more
-            self._put(tp, place)
+            self.put(tp, place)
         for _, _, gap in told:
             self._events.append(Event(gap.tp, sub.channel.encoder.head(gap) or b"", None))
             if sub.channel.ends_at(gap):
@@ -265,7 +265,7 @@ class Alone:
         for entry in self._entries(tp, log):
             progress = True
             place = Place(entry.next, entry.epoch, log.lineage)
-            self._put(tp, place)
+            self.put(tp, place)
             self._left -= ENTRY_COST
             self._send(entry, place)
             spent = self._left <= max(0, quantum) or sub.credit == 0
@@ -279,19 +279,19 @@ class Alone:
         if place.lineage == UNVERIFIED or log.origin is None:
             return False
         if place.pending:
-            self._put(tp, log.origin)
+            self.put(tp, log.origin)
             return self._placed(tp, log)
         if place.lineage != log.lineage:
             self._drop_backlog(tp)
             gap, place = log.rebase(place)
-            self._put(tp, place)
+            self.put(tp, place)
             if gap is not None:
                 self._send(gap, place)
         parted, sure = log.parted(place)
         if parted is None:
             return True
         self._drop_backlog(tp)
-        self._put(tp, parted if sure else place._replace(lineage=UNVERIFIED))
+        self.put(tp, parted if sure else place._replace(lineage=UNVERIFIED))
         if sure:
             self._send(_truncated(tp, place, parted), parted)
         return sure
@@ -366,7 +366,8 @@ class Alone:
             self._out.append(self._sub.channel.render(self._events))
             self._events = []
 
-    def _put(self, tp: TopicPartition, place: Place) -> None:
+    def put(self, tp: TopicPartition, place: Place) -> None:
+        """Read it alone from here on."""
         self.own[tp] = place
         self._key = None
 

@@ -73,6 +73,7 @@ class Subscription:
     def close(self) -> None:
         self.channel.followers.discard(self)
         self.channel.sleepers.discard(self)
+        self.channel.tail.readers.discard(self)
 
     @property
     def bounded(self) -> bool:
@@ -91,12 +92,15 @@ class Subscription:
 
     def part(self, places: Mapping[TopicPartition, Place]) -> None:
         """Read these partitions alone from these places on."""
-        self.reader().own.update(places)
+        reader = self.reader()
+        for tp, place in places.items():
+            reader.put(tp, place)
 
     def reader(self) -> Alone:
         if self.alone is None:
             self._stop()
             self.alone = Alone(self)
+            self.channel.tail.readers.add(self)
         return self.alone
 
     # what its client gets
@@ -128,6 +132,7 @@ class Subscription:
         data = reader.take(budget)
         if reader.over:
             self.alone = None
+            self.channel.tail.readers.discard(self)
             self._ride_on()
         return data
 

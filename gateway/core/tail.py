@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from .log import Log, size_of
 from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
@@ -40,6 +40,15 @@ class Turn(NamedTuple):
     text: bytes
 
 
+class Reader(Protocol):
+    """Who reads some partitions alone, up to where the tail stands."""
+
+    @property
+    def own(self) -> Mapping[TopicPartition, Place]: ...
+
+    def wake(self) -> None: ...
+
+
 class Tail:
     """The merged order of some topics.
 
@@ -55,6 +64,7 @@ class Tail:
         self.readiness = Readiness(set(self.logs))
         self.seq = 0
         self.since: dict[TopicPartition, int] = {}
+        self.readers: set[Reader] = set()
         self._retiring: set[TopicPartition] = set()
         self._places: Position = {tp: log.place for tp, log in self.logs.items()}
         self._writer = TokenWriter(cluster, self._topics())
@@ -129,6 +139,14 @@ class Tail:
         turn = Turn(self.seq, items, self._writer.text())
         self.seq += 1
         return turn
+
+    def wake_readers(self) -> None:
+        """Let those go on who read alone what the last turn moved: they wait for it also where
+        none of it is seen in their channel."""
+        moved = self._moves[-1].keys()
+        for reader in self.readers:
+            if not moved.isdisjoint(reader.own):
+                reader.wake()
 
     def position_before(self, seq: int) -> Position:
         """The position just before a turn that is not older than `oldest`."""

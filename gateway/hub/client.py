@@ -146,7 +146,9 @@ class Client:
     def attach(self, outlet: Outlet) -> None:
         """Begin, and from now on write whatever there is."""
         self.outlet = outlet
-        outlet.write(self.begin())
+        first = self.begin()
+        if first:
+            outlet.write(first)
         self._push()
 
     def drained(self) -> None:

@@ -58,6 +58,7 @@ class SharedTail:
             self._owed.update(dict.fromkeys(told))
         for channel in told:
             channel.notify()
+        self.tail.wake_readers()
         for waiting in self.changed:
             if not waiting.done():
                 waiting.set_result(None)

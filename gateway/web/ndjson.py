@@ -16,8 +16,9 @@ from ..hub.client import Client
 from ..hub.lines import Ndjson
 from . import query
 from .accept import NO, preference
+from .direct import DirectResponse, framed
 from .routes import Match, Routes
-from .sse import HEADERS
+from .sse import HEADERS, begun
 
 NAMES = ("application/x-ndjson", "application/jsonl", "application/ndjson")
 MEDIA_TYPE = "application/x-ndjson; charset=utf-8"
@@ -49,21 +50,25 @@ class LinesResponse(StreamingResponse):
             self._close()
 
 
-async def respond(routes: Routes, match: Match, request: Request) -> Response:
+async def respond(routes: Routes, match: Match, request: Request) -> Response | DirectResponse:
     """The stream, once BEGIN is due, or a page. Raises RequestError, TokenError, KafkaError."""
-    wire, wait = Ndjson(query.positions(request)), query.wait(request)
+    lines, wait = Ndjson(query.positions(request)), query.wait(request)
+    wire = lines if wait is not None else framed(lines, request.scope)
     client = await routes.open(match, request, wire, page=None if wait is None else page.RECORDS)
     if request.method == "HEAD":
         client.close()
         return Response(headers=HEADERS, media_type=MEDIA_TYPE)
-    try:
-        if wait is not None:
-            return await _page(request, client, wire, wait)
-        await client.ready()
-    except BaseException:
-        client.close()
-        raise
-    return LinesResponse(client.stream(), client.close)
+    if wait is not None:
+        return await _page(request, client, lines, wait)
+    await begun(client)
+    if wire is lines:
+        return LinesResponse(client.stream(), client.close)
+
+    async def otherwise() -> Response:
+        plain = await begun(await routes.open(match, request, lines))
+        return LinesResponse(plain.stream(), plain.close)
+
+    return DirectResponse(client, otherwise, {**HEADERS, "Content-Type": MEDIA_TYPE})
 
 
 async def _page(request: Request, client: Client, wire: Ndjson, wait: float) -> Response:

@@ -13,9 +13,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AccessDenied, KafkaError, UnknownTopic
+from ..hub.client import Client
 from ..hub.encoder import Sse, control
+from ..hub.framed import Framed
 from ..wire import sse
 from . import query
+from .direct import DirectResponse, framed
 from .routes import Match, Routes
 
 HEADERS = {
@@ -23,6 +26,7 @@ HEADERS = {
     "X-Accel-Buffering": "no",
     "Vary": "Origin, Accept",
 }
+MEDIA_TYPE = "text/event-stream; charset=utf-8"
 AWAY = (3.0, 10.0)  # seconds after which an EventSource tries again when Kafka is away
 
 # Streams end by themselves when the gateway drains; sse-starlette would cut them off first.
@@ -51,10 +55,11 @@ class StreamResponse(EventSourceResponse):
         await send(message)
 
 
-async def respond(routes: Routes, match: Match, request: Request) -> Response:
+async def respond(routes: Routes, match: Match, request: Request) -> Response | DirectResponse:
     """The stream, once BEGIN is due. Raises RequestError, TokenError and KafkaError."""
+    wire = framed(Sse(), request.scope)
     try:
-        client = await routes.open(match, request, Sse())
+        client = await routes.open(match, request, wire)
     except (UnknownTopic, AccessDenied):
         raise
     except KafkaError:
@@ -64,12 +69,25 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     if request.method == "HEAD":
         client.close()
         return Response(headers=HEADERS, media_type="text/event-stream")
+    await begun(client)
+    if not isinstance(wire, Framed):
+        return StreamResponse(client.stream(), client.close)
+
+    async def otherwise() -> Response:
+        plain = await begun(await routes.open(match, request, Sse()))
+        return StreamResponse(plain.stream(), plain.close)
+
+    return DirectResponse(client, otherwise, {**HEADERS, "Content-Type": MEDIA_TYPE})
+
+
+async def begun(client: Client) -> Client:
+    """Once its BEGIN is due; closed if nobody waits for that any more."""
     try:
         await client.ready()
     except BaseException:
         client.close()
         raise
-    return StreamResponse(client.stream(), client.close)
+    return client
 
 
 def unavailable(reason: str) -> Response:

@@ -10,6 +10,7 @@ from support.one_client import TP, client_of, write
 from support.outlet import Outlet
 from support.until import until
 
+from gateway.core.record import Skip
 from gateway.core.slow import SlowClient
 from gateway.hub import pump
 from gateway.hub.client import Client
@@ -184,6 +185,20 @@ async def test_a_rest_is_in_proportion_to_what_the_round_cost():
     await until(lambda: outlets[-1].values == [1], every=0)
     assert 0 < rounds.rest <= pump.MOST_REST
     await until(lambda: rounds.rest == 0)
+
+
+async def test_one_that_reads_alone_hears_of_what_is_not_seen():
+    """Nothing of a turn may be seen in a channel; one with an end there waited for a heartbeat to
+    find out that it had come to it."""
+    outlet = Outlet()
+    client = client_of(until=1)
+    client.attach(outlet)
+    await turns()
+    assert not outlet.finished
+    marker = Skip(TP, 0, 1, 0)
+    client._shared.tail.logs[TP].append(marker, 0.0)
+    client._shared.publish([marker], 0)
+    await until(lambda: outlet.finished)
 
 
 async def test_credit_is_kept_on_the_way_to_an_outlet():

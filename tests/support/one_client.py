@@ -45,6 +45,7 @@ def client_of(
     ring: int = 1 << 20,
     slow: SlowClient = SlowClient.CATCH_UP,
     credit: int | None = None,
+    until: int | None = None,
     ready: bool = True,
     **options: float,
 ) -> Client:
@@ -60,7 +61,8 @@ def client_of(
     if ready:
         tail.turn([Ready(TP, 0, 0, 0)], 0)
     channel = Channel(tail, b"view0", wire.encoder(format_for("value")), max_bytes=ring)
-    subscription = Subscription(channel, credit=credit, slow=slow)
+    ends = None if until is None else {TP: until}
+    subscription = Subscription(channel, credit=credit, until=ends, slow=slow)
     return Client(Hub(), SharedTail(tail), subscription, wire, **made)  # type: ignore[arg-type]
 
 

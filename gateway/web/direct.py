@@ -1,0 +1,70 @@
+"""A stream on the connection itself, where the server gives it away; by ASGI where not."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import Message, Receive, Scope, Send
+
+from ..hub.client import Client
+from ..hub.framed import Framed
+from ..hub.wire import Wire
+from .outlet import TAKEOVER, take_over
+
+Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def framed(wire: Wire, scope: Scope) -> Wire:
+    """The wire for a stream of this scope: in HTTP's chunks where its connection can be had."""
+    return Framed(wire) if is_offered(scope) else wire
+
+
+def is_offered(scope: Scope) -> bool:
+    return TAKEOVER in scope.get("extensions", {}) and scope.get("http_version") == "1.1"
+
+
+class DirectResponse:
+    """Begins as HTTP, and goes on without it.
+
+    client:    its wire is `Framed`.
+    otherwise: the same stream by ASGI, opened anew, should the connection not be had after all.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        otherwise: Callable[[], Awaitable[Answer]],
+        headers: Mapping[str, str],
+    ) -> None:
+        self._client = client
+        self._otherwise = otherwise
+        self._headers = headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send(self._start())
+            outlet = take_over(scope, self._client)
+            if outlet is not None:
+                self._client.attach(outlet)
+                return
+        except BaseException:
+            self._client.close()
+            raise
+        self._client.close()
+        await (await self._otherwise())(scope, receive, _without_start(send))
+
+    def _start(self) -> Message:
+        message: Message = {"type": "http.response.start", "status": 200, "headers": []}
+        MutableHeaders(raw=message["headers"]).update(self._headers)
+        return message
+
+
+def _without_start(send: Send) -> Send:
+    """It went out already."""
+
+    async def rest(message: Message) -> None:
+        if message["type"] != "http.response.start":
+            await send(message)
+
+    return rest
