@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import signal
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import catalog, machine, plots, report, results
 from .journal import Run
-from .kafka import Kafka, real_kafka
+from .kafka import RealKafka, real_kafka
 from .peers.peer import Peer
 from .works.work import Cell
 
@@ -94,9 +93,10 @@ def plan(run: Run, peers: list[Peer]) -> Plan:
     ]
 
 
-def measure(run: Run, cells: Plan, kafka_of: Callable[[], Kafka] | None = None) -> bool:
+def measure(run: Run, cells: Plan) -> bool:
     """True if none failed. What was found before ^C is kept."""
     machine.settle()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with us
     failed = 0
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     # It is drawn between two measurements only: a thread that draws would be late on clients.
@@ -125,13 +125,11 @@ def measure(run: Run, cells: Plan, kafka_of: Callable[[], Kafka] | None = None) 
     return not failed
 
 
-def one(kafka: Kafka, work: str, peer: Peer) -> Cell:
+def one(kafka: RealKafka, work: str, peer: Peer) -> Cell:
     began = time.monotonic()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         cell = runner.run(catalog.WORKS[work](kafka, peer))
-    forget: Callable[[], None] | None = getattr(kafka, "forget_topics", None)
-    if forget is not None:
-        forget()
+    kafka.forget_topics()
     cell.seconds = time.monotonic() - began
     return cell
 
@@ -156,4 +154,4 @@ def keep(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(typer.run(main))
+    typer.run(main)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .feed import Wire
 from .kafka import Kafka
+from .peers.by_hand import ByHand
+from .peers.centrifugo import Centrifugo
+from .peers.nchan import Nchan
 from .peers.ours import Ours
 from .peers.peer import Peer
 from .peers.raw import Raw
-from .works import broadcast, pace
+from .works import broadcast, catchup, first, idle, loop, pace, partitions, storm
 from .works.work import Cell
 
-Work: TypeAlias = Callable[[Kafka, Peer], Awaitable[Cell]]
+Work: TypeAlias = Callable[[Kafka, Peer], Coroutine[Any, Any, Cell]]
 
 PEERS: Sequence[Peer] = (
     Raw(Wire.SSE),
@@ -23,11 +26,30 @@ PEERS: Sequence[Peer] = (
     Raw(Wire.WS, compiled=True),
     Ours(Wire.SSE),
     Ours(Wire.WS),
+    ByHand("each"),
+    ByHand("shared"),
+    Nchan(Wire.SSE),
+    Nchan(Wire.WS),
+    Centrifugo(Wire.SSE),
+    Centrifugo(Wire.WS),
 )
 
 WORKS: Mapping[str, Work] = {
     "broadcast": partial(broadcast.run, size=broadcast.Size()),
     "joined": partial(broadcast.run, size=broadcast.Size(joined=10)),
-    "lat": partial(pace.run, size=pace.Size(repeats=2)),
-    "sat": partial(pace.run, size=pace.Size(rate=2000, timed=10, repeats=2)),
+    "lat": partial(pace.run, size=pace.Size(seconds=2.0, repeats=5)),
+    "sat": partial(pace.run, size=pace.Size(rate=2000, seconds=1.5, timed=10, repeats=5)),
+    "keys": partial(
+        pace.run, size=pace.Size(clients=2000, keys=True, rate=4000, seconds=2.0, repeats=3)
+    ),
+    "catchup": partial(catchup.run, size=catchup.Size()),
+    "storm": partial(storm.run, size=storm.Size()),
+    "idle": partial(idle.run, size=idle.Size()),
+    "first": partial(first.run, size=first.Size()),
+    "partitions": partial(partitions.run, size=partitions.Size()),
+    "clients": partial(
+        broadcast.run,
+        size=broadcast.Size(clients=(10, 100, 1000, 5000, 10_000), seconds=1.5, repeats=1),
+    ),
+    "loop": partial(loop.run, size=loop.Size()),
 }

@@ -7,9 +7,10 @@ import socket
 import struct
 import time
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import confluent_kafka
+from support.until import until
 
 from gateway.core.record import TopicPartition
 from gateway.core.token import TokenWriter, TopicPlaces, digest, seal
@@ -32,20 +33,24 @@ class Feed(Protocol):
     def send(self, count: int = 1, key: int | None = None) -> None:
         """So many records at once, to the next partition, or all with one client's key."""
 
+    async def flush(self) -> None:
+        """Until all of it has been taken in."""
+
     def close(self) -> None: ...
 
 
 class KafkaFeed:
-    """joined: how many records of one `send` become one batch."""
+    """joined: how many records of one `send` become one batch.
+    channel: the header that is to name the client's key, or `all`."""
 
     def __init__(
-        self, servers: str, topic: str, partitions: int, joined: int = 1, channels: bool = False
+        self, servers: str, topic: str, partitions: int, joined: int = 1, channel: str = ""
     ) -> None:
         self.sent = 0
         self._topic = topic
         self._partitions = partitions
         self._turn = 0
-        self._channels = channels
+        self._channel = channel
         self._client = confluent_kafka.Producer(
             {
                 "bootstrap.servers": servers,
@@ -60,7 +65,11 @@ class KafkaFeed:
 
     def send(self, count: int = 1, key: int | None = None) -> None:
         self._turn += 1
-        where = {"partition": self._turn % self._partitions} if key is None else {"key": b"%d" % key}
+        where: dict[str, Any] = {"partition": self._turn % self._partitions}
+        if key is not None:
+            where = {"key": b"%d" % key}
+        if self._channel:
+            where["headers"] = {self._channel: where.get("key", b"all")}
         for _ in range(count):
             self._client.produce(self._topic, value(self.sent), **where)
             self.sent += 1
@@ -109,6 +118,9 @@ class RawFeed:
         del self._pending[:taken]
         if self._pending:
             asyncio.get_running_loop().call_later(POLL, self._push)
+
+    async def flush(self) -> None:
+        await until(lambda: not self._pending, "the server to take it in", 60, POLL)
 
     def close(self) -> None:
         self._pending.clear()

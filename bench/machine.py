@@ -73,29 +73,33 @@ def pss(pid: int) -> int:
 class Cost:
     """What a block of work took; filled in at its end.
 
-    wall:   seconds of anybody's clock.    cpu:    CPU seconds of the server.
-    client: CPU seconds of this process.   core:   the share of the clients' core in use.
-    others: the share of the server's core that somebody else took.
+    wall:   seconds of anybody's clock.   cpu: CPU seconds of the server.
+    client: CPU seconds of this process.  ours: the same with Kafka and all else that is here.
+    others: the shares that somebody else took of the server's core, and of the clients'.
     """
 
     wall: float = 0.0
     cpu: float = 0.0
     client: float = 0.0
-    core: float = 0.0
-    others: float = 0.0
+    ours: float = 0.0
+    others: tuple[float, float] = (0.0, 0.0)
 
 
 @contextmanager
 def cost(pid: int) -> Iterator[Cost]:
-    spent = Cost()
-    before = time.monotonic(), cpu(pid), time.process_time(), _busy(CLIENTS), _busy(SERVER)
+    spent, before = Cost(), _look(pid)
     yield spent
-    after = time.monotonic(), cpu(pid), time.process_time(), _busy(CLIENTS), _busy(SERVER)
-    wall, used, client, core, server = (b - a for a, b in zip(before, after, strict=True))
-    spent.wall, spent.cpu, spent.client = wall, max(TICK, used), client
+    found = zip(_look(pid), before, strict=True)
+    wall, used, client, family, server, clients = (after - then for after, then in found)
+    ours = family - used
+    spent.wall, spent.cpu, spent.client, spent.ours = wall, max(TICK, used), client, ours
     if SERVER is not None:
-        spent.core = min(1.0, core / wall)
-        spent.others = max(0.0, server - used) / wall
+        spent.others = max(0.0, server - used) / wall, max(0.0, clients - ours) / wall
+
+
+def _look(pid: int) -> tuple[float, ...]:
+    used, family = cpu(pid), cpu(os.getpid())
+    return time.monotonic(), used, time.process_time(), family, _busy(SERVER), _busy(CLIENTS)
 
 
 def _busy(core: int | None) -> float:

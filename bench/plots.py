@@ -1,11 +1,153 @@
-"""The run as pictures; needs matplotlib (the extra `bench`)."""
+"""A run as pictures; needs matplotlib (the extra `bench`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from .journal import Run
+from .works.work import PER_CPU, Row
+
+BARS = ("broadcast", "joined", "lat", "sat", "keys")
+COLOURS = {
+    "raw": "#9aa0a6", "c": "#5f6368", "gateway": "#1a73e8", "each": "#f6aea9",
+    "shared": "#d93025", "nchan": "#188038", "centrifugo": "#f9ab00",
+}  # fmt: skip
 
 
-def draw(run: Run, folder: Path) -> None:
-    import matplotlib  # noqa: F401
+def draw(run: Run, folder: Path) -> list[Path]:
+    """The files that were made; a picture without a figure is not."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    made = []
+    for name, picture in (
+        ("rates", _rates),
+        ("latency", _latency),
+        ("clients", _clients),
+        ("partitions", _partitions),
+        ("a-client", _a_client),
+    ):
+        figure = picture(run)
+        if figure is not None:
+            facts = ("date", "commit", "python", "uvloop", "uvicorn", "aiokafka", "kafka")
+            told = "  ".join(f"{fact} {run.facts[fact]}" for fact in facts if fact in run.facts)
+            figure.text(0.01, 0.005, told, fontsize=6, color="#5f6368")
+            made.append(folder / f"{name}.png")
+            figure.savefig(made[-1], dpi=120)
+    return made
+
+
+def _rows(run: Run, work: str, what: str) -> Iterator[tuple[str, Row]]:
+    for (name, peer), cell in run.cells.items():
+        if name == work:
+            yield from ((peer, row) for row in cell.rows if row.what == what)
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Any, Sequence[Any]]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * count, height))
+    figure.set_layout_engine("constrained", rect=(0, 0.03, 1, 0.97))  # the facts stand below
+    return figure, [figure.add_subplot(1, count, n + 1) for n in range(count)]
+
+
+def _bars(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
+    names = [peer for peer, _ in rows][::-1]
+    values = [row.value for _, row in rows][::-1]
+    colours = [COLOURS[name.partition("-")[0]] for name in names]
+    axes.barh(names, values, color=colours)
+    for n, (_, row) in enumerate(reversed(rows)):
+        axes.plot([row.low, row.high], [n, n], color="black", linewidth=1)
+    axes.set_title(title, fontsize=9)
+    axes.tick_params(labelsize=7)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _rates(run: Run) -> Any:
+    found = []
+    for work in BARS:
+        rows = list(_rows(run, work, PER_CPU))
+        for case in dict.fromkeys(row.case for _, row in rows):
+            same = [(peer, row) for peer, row in rows if row.case == case]
+            found.append((f"{work}, {case}\n{PER_CPU}", same))
+    if not found:
+        return None
+    figure, panels = _panels(len(found), 3.2, 4)
+    for axes, (title, rows) in zip(panels, found, strict=True):
+        _bars(axes, title, rows)
+        axes.axvline(
+            max((row.value for peer, row in rows if peer.startswith("raw-")), default=0),
+            color=COLOURS["raw"], linestyle=":",
+        )  # fmt: skip
+    return figure
+
+
+def _latency(run: Run) -> Any:
+    works = [work for work in ("lat", "sat") if any(_rows(run, work, "latency p50"))]
+    if not works:
+        return None
+    figure, panels = _panels(len(works), 5, 4)
+    for axes, work in zip(panels, works, strict=True):
+        for what, mark in (("latency p50", "o"), ("latency p99", "D"), ("latency p99.9", "x")):
+            rows = list(_rows(run, work, what))
+            peers, values = [peer for peer, _ in rows], [row.value for _, row in rows]
+            axes.plot(values, peers, mark, label=what, linestyle="none")
+        axes.set_xscale("log")
+        axes.set_xlabel("ms")
+        axes.invert_yaxis()
+        axes.grid(axis="x", alpha=0.3)
+        axes.set_title(f"{work}: produced to received", fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.legend(fontsize=7)
+    return figure
+
+
+def _curve(axes: Any, rows: Sequence[tuple[str, Row]], along: str, up: str) -> None:
+    for peer in dict.fromkeys(peer for peer, _ in rows):
+        points = sorted((_number(row.case), row.value) for name, row in rows if name == peer)
+        kind, _, wire = peer.partition("-")
+        style = "-" if wire == "sse" else "--"
+        axes.plot(*zip(*points, strict=True), style, marker=".", color=COLOURS[kind], label=peer)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(along)
+    axes.set_ylabel(up)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7)
+
+
+def _number(case: str) -> int:
+    return int(case.split()[0].replace(",", ""))
+
+
+def _clients(run: Run) -> Any:
+    rows = list(_rows(run, "clients", PER_CPU))
+    if not rows:
+        return None
+    figure, (axes,) = _panels(1, 7, 4)
+    _curve(axes, rows, "clients", PER_CPU)
+    return figure
+
+
+def _partitions(run: Run) -> Any:
+    rows = list(_rows(run, "partitions", "record bytes of a CPU second"))
+    if not rows:
+        return None
+    figure, (axes,) = _panels(1, 7, 4)
+    _curve(axes, rows, "partitions", "MB of values of a CPU second")
+    return figure
+
+
+def _a_client(run: Run) -> Any:
+    told = (("idle", "PSS of a client", "KB"), ("storm", "CPU of a client", "ms"))
+    found = [(f"{work}: {what}, {unit}", list(_rows(run, work, what))) for work, what, unit in told]
+    found = [(title, rows) for title, rows in found if rows]
+    if not found:
+        return None
+    figure, panels = _panels(len(found), 4.5, 3.5)
+    for axes, (title, rows) in zip(panels, found, strict=True):
+        _bars(axes, title, rows)
+    return figure

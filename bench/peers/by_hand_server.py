@@ -1,4 +1,6 @@
-"""Two servers as people write them today: `python -m bench.peers.by_hand_server KIND SERVERS TOPIC`.
+"""Two servers as people write them today.
+
+    python -m bench.peers.by_hand_server KIND SERVERS TOPIC
 
 each:   sse-starlette, and a consumer for each client.
 shared: sse-starlette, one consumer, and a queue for each client.

@@ -61,7 +61,7 @@ class Ours:
                 await gateway.restart()
                 served.pid = gateway.pid
 
-            served.restart = restart
+            served.restart, served.stop = restart, gateway.stop
             try:
                 yield served
             finally:

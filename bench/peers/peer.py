@@ -6,13 +6,14 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from support.until import until
 
@@ -20,6 +21,7 @@ from ..feed import Feed, Wire
 from ..kafka import Kafka
 from ..machine import pinned
 
+ROOT = Path(__file__).parent.parent.parent
 STARTS_WITHIN = 30.0  # s
 _LISTENING = re.compile(r"listening on (\d+)(?: and (\d+))?")
 
@@ -45,7 +47,7 @@ class Shape:
 class Served:
     """A server that runs. request: what the client of a number sends, with where it stood.
 
-    restart: end it and start it again, where it keeps its port.
+    restart: end it and start it again on its port.   stop: end it as it likes.
     """
 
     pid: int
@@ -53,19 +55,28 @@ class Served:
     feed: Feed
     request: Callable[[int, bytes], bytes]
     restart: Callable[[], Awaitable[None]] | None = None
+    stop: Callable[[], Awaitable[object]] | None = None
 
 
 class Peer(Protocol):
-    """name: `gateway-sse`. greeting: what ends the opening of a stream, after the head.
-    most: clients that it can be asked to take. skips: works that it has nothing for."""
+    @property
+    def name(self) -> str:
+        """What is measured and on which wire: `gateway-sse`."""
 
     @property
-    def name(self) -> str: ...
+    def wire(self) -> Wire: ...
 
-    wire: Wire
-    greeting: bytes
-    most: int
-    skips: frozenset[str]
+    @property
+    def greeting(self) -> bytes:
+        """What ends the opening of a stream, after the head."""
+
+    @property
+    def most(self) -> int:
+        """Clients that it can be asked to take."""
+
+    @property
+    def skips(self) -> frozenset[str]:
+        """Works that it has nothing for."""
 
     def missing(self) -> str:
         """What has to be installed before it runs here; empty if nothing."""
@@ -93,14 +104,8 @@ async def process(
 ) -> AsyncIterator[tuple[int, tuple[int, ...]]]:
     """A server that says `listening on PORT [and PORT]`, on its core: its pid and the ports."""
     with tempfile.TemporaryFile() as log:
-        running = subprocess.Popen(
-            pinned(*command),
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **(environment or {})},
-            cwd=Path(__file__).parent.parent.parent,
-        )
+        told = {**os.environ, **(environment or {})}
+        running = spawn(*pinned(*command), stdout=log, stderr=subprocess.STDOUT, env=told)
 
         def said() -> str:
             log.seek(0)
@@ -118,6 +123,33 @@ async def process(
             yield running.pid, tuple(int(port) for port in found.groups() if port)
         finally:
             await end(running)
+
+
+@asynccontextmanager
+async def program(port: int, *command: str) -> AsyncIterator[int]:
+    """A server that was told its port, on its core; its pid."""
+    running = spawn(*pinned(*command))
+
+    def listens() -> bool:
+        assert running.poll() is None, f"{command} ended with {running.returncode}"
+        with socket.socket() as trying:
+            return trying.connect_ex(("127.0.0.1", port)) == 0
+
+    try:
+        await until(listens, f"{command} listening", STARTS_WITHIN)
+        yield running.pid
+    finally:
+        await end(running)
+
+
+def spawn(*command: str, **options: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd=ROOT, **options)
+
+
+def free_port() -> int:
+    """One that nobody listens on, for a server that cannot choose by itself."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
 
 
 async def end(running: subprocess.Popen[bytes], within: float = 3.0) -> None:

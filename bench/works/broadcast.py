@@ -46,9 +46,11 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
                     costs.append(spent)
                 sent = (crowd.bytes - before) / (counts[-1] - counts[0])
             got = [after - before for before, after in pairwise(counts)]
-            case = f"{clients} clients"
+            case = f"{clients:,} clients"
             cell.add(case, PER_CPU, "1/s", *(n / c.cpu for n, c in zip(got, costs, strict=True)))
-            cell.add(case, PER_SECOND, "1/s", *(n / c.wall for n, c in zip(got, costs, strict=True)))
+            cell.add(
+                case, PER_SECOND, "1/s", *(n / c.wall for n, c in zip(got, costs, strict=True))
+            )
             cell.add(case, "bytes of a delivery", "bytes", sent)
             cell.watch(case, costs)
     return cell

@@ -1,7 +1,9 @@
-"""Records at a constant pace to 200 clients: what a delivery costs, and how late it is.
+"""Records at a constant pace: what a delivery costs, and how late it is.
 
-`lat` is a pace that strains nobody (100 a second); `sat` offers 400,000 deliveries a second. What
-was not delivered a moment after the last record was sent is told, and not waited for.
+`lat` is a pace that strains nobody (200 clients, 100 records a second), `sat` offers 400,000
+deliveries a second; in `keys` each of 2,000 clients has its own key, so that a record is one
+delivery. What was not delivered a moment after the last record was sent is told, and not
+waited for.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from .work import PER_CPU, PER_SECOND, Cell, crowd_of
 
 @dataclass(frozen=True)
 class Size:
-    """timed: one of how many clients looks when each record comes. grace: s."""
+    """keys: each client has its own. timed: one of how many clients looks when each record comes.
+    grace: s."""
 
     clients: int = 200
+    keys: bool = False
     rate: float = 100.0
     seconds: float = 5.0
     timed: int = 1
@@ -29,15 +33,16 @@ class Size:
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
-    case = f"{size.clients} x {size.rate:g}/s"
+    count = min(size.clients, peer.most)
+    case = f"{count:,} x {size.rate:,g}/s"
     costs, shares, got, late = [], [], [], []
-    async with peer.serve(kafka, Shape()) as served:
+    async with peer.serve(kafka, Shape(keys=size.keys)) as served:
         for _ in range(size.repeats):
-            async with crowd_of(served, peer, size.clients, timed=size.timed) as crowd:
+            async with crowd_of(served, peer, count, keys=size.keys, timed=size.timed) as crowd:
                 sent, before = served.feed.sent, crowd.got
                 with cost(served.pid) as spent:
-                    await steadily(served.feed, size.rate, size.seconds)
-                    due = (served.feed.sent - sent) * size.clients
+                    await steadily(served.feed, size.rate, size.seconds, count if size.keys else 0)
+                    due = (served.feed.sent - sent) * (1 if size.keys else count)
                     await crowd.until(before + due, within=size.grace)
                 costs.append(spent)
                 got.append(crowd.got - before)

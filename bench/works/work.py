@@ -50,14 +50,16 @@ class Cell:
 
     def watch(self, case: str, costs: Sequence[Cost]) -> None:
         """Say when it was not the server that was measured."""
-        client = median([each.client / each.wall for each in costs])
-        core, others = median([c.core for c in costs]), median([c.others for c in costs])
+        client = median([c.client / c.wall for c in costs])
+        ours = median([c.ours / c.wall for c in costs])
+        server, clients = (median([c.others[n] for c in costs]) for n in (0, 1))
         if client > 0.9:
             self.note(f"{case}: the clients took {client:.0%} of a core; they were the limit")
-        elif core > 0.9:
-            self.note(f"{case}: the core of clients, producer and broker was full ({core:.0%})")
-        if others > 0.05:
-            self.note(f"{case}: others took {others:.0%} of the server's core")
+        elif ours > 0.9:
+            self.note(f"{case}: clients, producer and Kafka took {ours:.0%} of their core")
+        for others, whose in ((server, "server's"), (clients, "clients'")):
+            if others > 0.05:
+                self.note(f"{case}: others took {others:.0%} of the {whose} core")
 
     def latencies(self, case: str, repeats: Sequence[Sequence[float]]) -> None:
         """In ms, from seconds; a quantile is not claimed of fewer samples than it needs."""
@@ -69,12 +71,18 @@ class Cell:
 
 @asynccontextmanager
 async def crowd_of(
-    served: Served, peer: Peer, count: int, *, keys: bool = False, timed: int = 0
+    served: Served,
+    peer: Peer,
+    count: int,
+    *,
+    keys: bool = False,
+    partitions: int = 12,
+    timed: int = 0,
 ) -> AsyncIterator[Crowd]:
     """So many clients, each of which has shown that it gets every record."""
     async with Crowd() as crowd:
         await join(crowd, served, peer, count, timed=timed)
-        await warm(served, crowd, count if keys else 0)
+        await warm(served, crowd, count if keys else 0, partitions)
         crowd.times.clear()
         yield crowd
 

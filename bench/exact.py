@@ -1,0 +1,185 @@
+"""Clients that read every byte: chunks, frames, events, values and ids; what came, and how often.
+
+Values are those of `records`; whatever else has their mark in it counts as damaged. A client that
+was cut comes back with the id that it read last, as a browser would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable
+from typing import cast
+
+from .crowd import PATIENCE, PIPES
+from .feed import Wire
+from .records import MARK
+
+_VALUE = rb'\{"m":"~","at":\d{16},"n":(\d+),"pad":"x*"\}'
+_EVENT = re.compile(rb"data: ?" + _VALUE + rb"\n(?:id: ?\S+\n)?\n")
+_RECORD = re.compile(_VALUE)
+_ID = re.compile(rb"^id: ?(\S+)$", re.MULTILINE)
+_POSITION = re.compile(rb'"position":"([^"]+)"')
+_HEAD_END = b"\r\n\r\n"
+_PING, _PONG = 9, b"\x8a\x80\0\0\0\0"
+
+
+class Exact:
+    """What one client has, over all of its connections.
+
+    token: of the last event. twice: records that came again. damaged: those that were not whole.
+    `expect` says which records make it whole, and live: `done_at` is when it was both.
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.token = b""
+        self.seen = bytearray()
+        self.got = self.twice = self.damaged = 0
+        self.done_at = 0.0
+        self._first = self._end = 1 << 62
+        self._left = 0
+        self.connection: Connection | None = None
+
+    def expect(self, first: int, end: int) -> None:
+        """Whole with all of these, live with any after them."""
+        self._first, self._end, self._left = first, end, end - first
+        self.done_at = 0.0
+
+    def lost(self, first: int, end: int) -> int:
+        return end - first - sum(self.seen[first:end])
+
+    @property
+    def left(self) -> int:
+        return self._left
+
+    def note(self, numbers: list[bytes]) -> None:
+        if not numbers:
+            return
+        self.got += len(numbers)
+        seen, first, end, live = self.seen, self._first, self._end, False
+        for n in map(int, numbers):
+            if n >= len(seen):
+                seen.extend(bytes(n + 10_000 - len(seen)))
+            if seen[n]:
+                self.twice += 1
+                continue
+            seen[n] = 1
+            if n >= end:
+                live = True
+            elif n >= first:
+                self._left -= 1
+        if live and not self._left and not self.done_at:
+            self.done_at = time.monotonic()
+
+    def cut(self) -> None:
+        if self.connection is not None:
+            self.connection.transport.abort()
+            self.connection.client = None
+            self.connection = None
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, client: Exact, request: bytes) -> None:
+        self.client: Exact | None = client
+        self.request = request
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.head = b""
+        self.rest = b""
+        self.text = b""
+        self.chunked = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.write(self.request)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(ConnectionError(f"no stream: {self.head!r}"))
+
+    def data_received(self, data: bytes) -> None:
+        client = self.client
+        if client is None:
+            return
+        if not self.opened.done():
+            head, found, data = (self.head + data).partition(_HEAD_END)
+            self.head = head
+            if not found:
+                return
+            if head.split(b" ", 2)[1] not in (b"200", b"101"):
+                self.transport.abort()
+                return
+            self.chunked = b"chunked" in head.lower()
+            self.opened.set_result(None)
+        if client.wire is Wire.WS:
+            self._frames(client, self.rest + data)
+        else:
+            self._events(client, self._dechunked(self.rest + data) if self.chunked else data)
+
+    def _dechunked(self, data: bytes) -> bytes:
+        """What is whole of chunked data; the rest is kept (RFC 9112 7.1)."""
+        out, at = [], 0
+        while (line := data.find(b"\r\n", at)) >= 0:
+            end = line + 2 + int(data[at:line], 16)
+            if len(data) < end + 2:
+                break
+            out.append(data[line + 2 : end])
+            at = end + 2
+        self.rest = data[at:]
+        return b"".join(out)
+
+    def _events(self, client: Exact, data: bytes) -> None:
+        text = (self.text + data).replace(b"\r\n", b"\n")
+        end = text.rfind(b"\n\n") + 2
+        if end < 2:
+            self.text = text
+            return
+        whole, self.text = text[:end], text[end:]
+        numbers = _EVENT.findall(whole)
+        client.damaged += whole.count(MARK) - len(numbers)
+        if ids := _ID.findall(whole, whole.rfind(b"id:", 0, whole.rfind(b"id:") + 1)):
+            client.token = ids[-1]
+        client.note(numbers)
+
+    def _frames(self, client: Exact, data: bytes) -> None:
+        """RFC 6455 5.2; messages are one frame each here."""
+        at = 0
+        while len(data) - at >= 2:
+            opcode, size, body = data[at] & 15, data[at + 1], at + 2
+            wide = {126: 2, 127: 8}.get(size, 0)
+            if wide:
+                size = int.from_bytes(data[body : body + wide], "big")
+                body += wide
+            if len(data) < body + size:
+                break
+            self._message(client, opcode, data[body : body + size])
+            at = body + size
+        self.rest = data[at:]
+
+    def _message(self, client: Exact, opcode: int, payload: bytes) -> None:
+        if opcode == _PING:
+            self.transport.write(_PONG)
+            return
+        numbers = _RECORD.findall(payload)
+        client.damaged += payload.count(MARK) - len(numbers)
+        if position := _POSITION.search(payload, max(0, payload.rfind(b'"position":'))):
+            client.token = position[1]
+        client.note(numbers)
+
+
+async def connect(
+    clients: list[Exact], port: int, request: Callable[[int, bytes], bytes], pipes: int = PIPES
+) -> None:
+    """All at once, each from where it stood."""
+    slots = asyncio.Semaphore(pipes)
+
+    async def one(n: int, client: Exact) -> None:
+        async with slots:
+            connection = Connection(client, request(n, client.token))
+            client.connection = connection
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: connection, "127.0.0.1", port)
+            await asyncio.wait_for(connection.opened, PATIENCE)
+
+    await asyncio.gather(*(one(n, client) for n, client in enumerate(clients)))

@@ -1,0 +1,106 @@
+"""The gateway with a clock on each callback: `python -m bench.watched REPORT run -c FILE`.
+
+Every callback of the loop (steps of tasks among them) and every method of a protocol is timed, by
+the wall and by the CPU of its thread; those over a millisecond are written to REPORT, as JSON, at
+the end. This costs about 1 us a callback, so nothing else is measured in such a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import json
+import runpy
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+LEAST = 0.001  # s
+METHODS = (
+    "connection_made", "connection_lost", "data_received", "eof_received",
+    "pause_writing", "resume_writing", "buffer_updated",
+)  # fmt: skip
+
+long: list[dict[str, Any]] = []
+known: set[type] = set()
+
+
+def timed(callback: Callable[..., Any], *args: Any) -> Any:
+    began, cpu = time.monotonic(), time.thread_time()
+    try:
+        return callback(*args)
+    finally:
+        wall = time.monotonic() - began
+        if wall > LEAST:
+            used = time.thread_time() - cpu
+            long.append({"at": began, "wall": wall, "cpu": used, "what": what(callback)})
+
+
+def what(callback: Callable[..., Any]) -> str:
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return repr(owner.get_coro())
+    return getattr(callback, "__qualname__", repr(callback))
+
+
+class Loop(uvloop.Loop):
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        return super().call_soon(timed, callback, *args, context=context)
+
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        return super().call_soon_threadsafe(timed, callback, *args, context=context)
+
+    def call_later(self, delay: Any, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        return super().call_later(delay, timed, callback, *args, context=context)
+
+    def call_at(self, when: Any, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        return super().call_at(when, timed, callback, *args, context=context)
+
+    def add_reader(self, fd: Any, callback: Any, *args: Any) -> Any:  # type: ignore[override]
+        return super().add_reader(fd, timed, callback, *args)
+
+    def add_writer(self, fd: Any, callback: Any, *args: Any) -> Any:  # type: ignore[override]
+        return super().add_writer(fd, timed, callback, *args)
+
+    async def create_server(self, factory: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        return await super().create_server(partial(clocked, factory), *args, **options)
+
+    async def create_connection(self, factory: Any, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+        return await super().create_connection(partial(clocked, factory), *args, **options)
+
+
+def clocked(factory: Callable[[], Any]) -> Any:
+    """A protocol whose class has timed methods from here on."""
+    protocol = factory()
+    kind = type(protocol)
+    if kind not in known:
+        known.add(kind)
+        for name in METHODS:
+            method = getattr(kind, name, None)
+            if method is not None:
+                setattr(kind, name, _timed_method(method))
+    return protocol
+
+
+def _timed_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapper(*args: Any) -> Any:
+        return timed(method, *args)
+
+    wrapper.__qualname__ = method.__qualname__
+    return wrapper
+
+
+def main() -> None:
+    report = Path(sys.argv.pop(1))
+    atexit.register(lambda: report.write_text(json.dumps({"least": LEAST, "long": long})))
+    uvloop.new_event_loop = Loop  # what uvicorn calls
+    runpy.run_module("gateway", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
