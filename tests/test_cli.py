@@ -142,6 +142,7 @@ def test_a_misspelt_word_is_answered_with_the_nearest(arguments, said):
         ["tail", "t", "--header", "a: b\nc: d"],
         ["tail", "http://localhost/x", "--config", __file__],
         ["broker", "--nodes", "2"],
+        ["run", "-c", __file__, "--workers", "0"],
         ["broker", "--port", "0"],
     ],
     ids=" ".join,
@@ -183,6 +184,22 @@ def test_run_serves_what_was_loaded(room, config):
     result = gateway_with("run", "-c", str(config), "--debug", "kafka", "--debug", "hub")
     assert result.exit_code == 0
     assert serve == [((("settings of", config),), {"debug": {"kafka", "hub"}})]
+
+
+@pytest.mark.parametrize(("status", "arguments"), [(0, ["--workers", "3"]), (1, [])])
+def test_run_takes_the_number_of_workers_and_gives_back_their_status(
+    room, config, status, arguments
+):
+    config.write_text("kafka: {servers: [a:9092]}\nlisten: {workers: 2}\n")
+    served = []
+
+    def serve(settings, **options):
+        served.append(settings.listen.workers)
+        return status
+
+    room("gateway.web.server", serve=serve)
+    result = gateway_with("run", "-c", str(config), *arguments)
+    assert (result.exit_code, served) == (status, [3 if arguments else 2])
 
 
 def test_check_says_ok(config):

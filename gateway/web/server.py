@@ -19,6 +19,7 @@ from ..hub.hub import Hub
 from .app import Application, Startup, create_app
 from .forwarded import Forwarded
 from .listening import BACKLOG, address, bind
+from .peer import Peer
 from .transport import GatewayProtocol
 from .upgraded import WebSocketProtocol
 from .workers import supervise
@@ -103,7 +104,8 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
 
 def _websockets(drain_timeout: float) -> type[WebSocketProtocol]:
     """Sockets to which the application said nothing are closed before time is up."""
-    return type("Draining", (WebSocketProtocol,), {"DRAIN_SECONDS": 0.8 * drain_timeout})
+    peer = type("Peer", (Peer,), {"__slots__": (), "DRAIN_SECONDS": 0.8 * drain_timeout})
+    return type("WebSocketProtocol", (WebSocketProtocol,), {"PEER": peer})
 
 
 @contextlib.contextmanager

@@ -22,10 +22,12 @@ from starlette.websockets import WebSocket as Connection
 from ..errors import GatewayError, RequestError
 from ..hub.messages import WebSocket
 from ..hub.writer import Writer
+from ..wire.websocket import messages as texts
 from . import messages, problems
 from .access import bearer
 from .caller import Caller
 from .letter import letter_of
+from .limits import Busy, Leave
 from .messages import BadMessage, Change, Credit, Ping, Produce, Said, Subscribe, Token, Unsubscribe
 from .origin import origin_allowed
 from .outlet import TAKEOVER
@@ -64,18 +66,44 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
     except (GatewayError, HTTPException) as exc:
         await _refuse(connection, problems.problem(exc, connection.url.path))
         return
-    # Of what the client offers, PROTOCOL is taken; a bearer token there is never echoed.
-    await connection.accept(PROTOCOL if PROTOCOL in scope.get("subprotocols", ()) else None)
-    session = Session(routes, Caller(scope), bearer(connection))
+    try:
+        leave = await routes.limits.enter(scope)
+    except Busy as exc:
+        await _turn_away(connection, exc)
+        return
+    session = Session(routes, Caller(scope), bearer(connection), leave)
+    try:
+        await _accept(connection)
+    except BaseException:
+        leave()
+        raise
     take = scope.get("extensions", {}).get(TAKEOVER)
     socket: Socket | None = None if take is None else take(session)
     query = connection.query_params.multi_items()
     if socket is not None:
         session.start(socket, match, path, query)
+        await session.open()
         return
     carried = AsgiSocket(session, receive, send)
     session.start(carried, match, path, query)
+    session.do(session.open())
     await carried.run()
+
+
+async def _accept(connection: Connection) -> None:
+    """Of what the client offers, PROTOCOL is taken; a bearer token there is never echoed."""
+    offered = connection.scope.get("subprotocols", ())
+    await connection.accept(PROTOCOL if PROTOCOL in offered else None)
+
+
+async def _turn_away(connection: Connection, exc: Busy) -> None:
+    """Accepted, told and closed: of a handshake that is refused, whatever the status, a browser
+    says no more than of a server that is not there (WHATWG WebSockets 4)."""
+    await _accept(connection)
+    told = {"code": problems.code(exc), **problems.members(exc)}
+    for text in texts(WebSocket(None).message("error", told)):
+        await connection.send_text(text)
+    await connection.close(TRY_AGAIN, "the gateway is busy; come back")
 
 
 async def _refuse(connection: Connection, response: Response) -> None:
@@ -87,21 +115,24 @@ async def _refuse(connection: Connection, response: Response) -> None:
 
 
 class Session:
-    """One accepted socket: its `Listener`, and the hall of its streams. token: what it came with.
+    """One accepted socket: its `Listener`, and the hall of its streams.
+
+    token: what it came with. leave: called when it is over.
 
     An idle one holds 0.6 KB, and 0.3 for each stream beside its client.
     """
 
     __slots__ = (
-        "_bad", "_leaving", "_lost", "_owed", "_own", "_produces", "_streams", "_tasks", "_token",
-        "_waiting", "_writer", "caller", "routes", "socket",
+        "_bad", "_closing", "_leave_place", "_leaving", "_lost", "_owed", "_own", "_produces",
+        "_streams", "_tasks", "_token", "_waiting", "_writer", "caller", "routes", "socket",
     )  # fmt: skip
 
     # `_own`:     the stream of a route's own path.
     # `_waiting`: what the client said since something has to wait; None while nothing has.
     # `_owed`:    bytes of answers since the socket is full.
+    # `_closing`: what to close with once the records under way are answered.
 
-    def __init__(self, routes: Routes, caller: Caller, token: str | None) -> None:
+    def __init__(self, routes: Routes, caller: Caller, token: str | None, leave: Leave) -> None:
         self.routes = routes
         self.caller = caller
         self.socket: Socket
@@ -113,23 +144,35 @@ class Session:
         self._waiting: deque[str | bytes] | None = None
         self._produces = self._bad = self._owed = 0
         self._leaving = self._lost = False
+        self._closing: tuple[int, str] | None = None
+        self._leave_place = leave
 
     def start(self, socket: Socket, match: Match | None, path: str, query: Query) -> None:
-        """match: of the stream of a route's own path; None on MULTIPLEX."""
+        """match: of the stream of a route's own path, which is `open`ed then; None on MULTIPLEX."""
         self.socket = socket
         hub = self.routes.hub
         hub.leaving.add(self._leave)
         if match is not None:
-            self._own = Subscribed(self, None, match, path, query, alone=True)
-            self._begin(self._own)
+            self._own = self._streams[None] = Subscribed(self, None, match, path, query, alone=True)
         if hub.draining:  # since the handshake
             self._leave()
+
+    async def open(self) -> None:
+        if self._own is not None:
+            await self._open(self._own)
 
     def _leave(self) -> None:
         """The gateway drains: `end` goes out on every stream, then the socket is closed."""
         self._leaving = True
         if not self._streams:
-            self.socket.close(RESTART, "the gateway restarts; come back")
+            self._close(RESTART, "the gateway restarts; come back")
+
+    def _close(self, code: int, reason: str) -> None:
+        """Once every record that was taken on is answered."""
+        if self._produces:
+            self._closing = code, reason
+        else:
+            self.socket.close(code, reason)
 
     # the listener
 
@@ -146,7 +189,7 @@ class Session:
         work = self._hear(message)
         if work is not None:
             self._waiting = deque()
-            self._do(self._hear_on(work))
+            self.do(self._hear_on(work))
 
     def drained(self) -> None:
         self._owed = 0
@@ -163,6 +206,7 @@ class Session:
             stream.close()
         self._streams.clear()
         self._own = None
+        self._leave_place()
 
     async def _hear_on(self, work: Coroutine[Any, Any, None] | None) -> None:
         """Do this, and what was said meanwhile."""
@@ -180,7 +224,7 @@ class Session:
 
     # what waits
 
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         if self._tasks is None:  # an empty set for each socket would be 216 bytes
             self._tasks = set()
@@ -256,7 +300,8 @@ class Session:
         path, query = asked(said)
         match = self.routes.match(path)
         await self._check(match, self._token)
-        self._begin(Subscribed(self, said.id, match, path, query))
+        stream = self._streams[said.id] = Subscribed(self, said.id, match, path, query)
+        self.do(self._open(stream))
 
     async def _change(self, said: Change) -> None:
         stream = self._stream(said.id)
@@ -287,12 +332,8 @@ class Session:
 
     # the hall of its streams
 
-    def _begin(self, stream: Subscribed) -> None:
-        self._streams[stream.label] = stream
-        self._do(self._open(stream))
-
     def reopen(self, stream: Subscribed) -> None:
-        self._do(self._open(stream, changed=True))
+        self.do(self._open(stream, changed=True))
 
     async def _open(self, stream: Subscribed, *, changed: bool = False) -> None:
         try:
@@ -311,9 +352,9 @@ class Session:
     def _end(self, stream: Subscribed, code: int) -> None:
         self._streams.pop(stream.label, None)
         if self._own is not None:
-            self.socket.close(code, stream.reason)
+            self._close(code, stream.reason)
         elif self._leaving and not self._streams:
-            self.socket.close(RESTART, "the gateway restarts; come back")
+            self._close(RESTART, "the gateway restarts; come back")
 
     def filled(self, stream: Subscribed) -> None:
         if self._streams.pop(stream.label, None) is not None:
@@ -322,11 +363,14 @@ class Session:
     # produce
 
     def _produce(self, said: Produce) -> None:
+        if self.routes.hub.draining or self._closing is not None:
+            detail = "this connection is about to be closed; repeat it over a new one"
+            raise RequestError(503, "Draining", detail)
         if self._produces >= MOST_PRODUCES:
             detail = f"{MOST_PRODUCES} records of this socket are under way; wait for 'produced'"
             raise BadMessage("Too many produces", detail, said.id)
         self._produces += 1
-        self._do(self._write(said))
+        self.do(self._write(said))
 
     async def _write(self, said: Produce) -> None:
         if self._writer is None:
@@ -350,6 +394,8 @@ class Session:
             self._error(said.id, exc)
         finally:
             self._produces -= 1
+            if self._closing is not None and not self._produces:
+                self.socket.close(*self._closing)
 
     # answers
 

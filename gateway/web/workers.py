@@ -40,6 +40,7 @@ CALM = 30.0  # seconds after which a crash is not counted with those before
 LONGEST = 5.0  # seconds until a worker that crashes again and again is started once more
 GRACE = 10.0  # seconds beyond `drainTimeout` until a worker that does not end is killed
 FAILURE = 1
+COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
 class Job(NamedTuple):
@@ -165,7 +166,7 @@ class Supervisor:
             worker.listening = bind_beside(self._host, self._port)
         job = Job(self._settings, self._debug, worker.listening.fileno(), self._path)
         worker.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", f"{__package__}.worker", str(worker.number),
+            *COMMAND, str(worker.number),
             stdin=PIPE, pass_fds=[job.listening],
             process_group=0,  # or ^C would reach it from the terminal, too, and mean: at once
         )  # fmt: skip

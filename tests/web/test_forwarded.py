@@ -80,9 +80,7 @@ async def test_the_client_is_whom_trusted_proxies_name(
         ("http", "198.51.100.1", "https", "http"),
     ],
 )
-async def test_the_scheme_is_what_trusted_proxies_say(
-    kind: str, peer: str, said: str, scheme: str
-):
+async def test_the_scheme_is_what_trusted_proxies_say(kind: str, peer: str, said: str, scheme: str):
     assert (await seen(PROXIES, peer, ("x-forwarded-proto", said), kind=kind))[1] == scheme
 
 

@@ -1,0 +1,290 @@
+"""Three processes on one port: to clients they are one gateway, whichever of them answers, also
+while one crashes, all of them drain, or what looks after them is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, running_gateway
+from support.heard import heard
+from support.oracle import Oracle, read_records
+from support.tcp_proxy import TcpProxy
+from support.until import until
+from support.workers import clients, running_workers, serving, workers
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from gateway.core.record import TopicPartition
+from gateway.kafka.embedded import EmbeddedKafka
+
+WITHIN = 60.0
+CLIENTS = 40
+PARTITIONS = 3
+START = {TopicPartition("orders", p): 0 for p in range(PARTITIONS)}
+
+
+@pytest.fixture
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka({"orders": PARTITIONS}) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
+    async with Oracle(",".join(kafka.bootstrap)) as oracle:
+        yield oracle
+
+
+def config(kafka: EmbeddedKafka, **listen: Any) -> dict[str, Any]:
+    return config_for(kafka.bootstrap, ["orders"], listen=listen)
+
+
+async def connected(stack: AsyncExitStack, gateway: Gateway, count: int) -> list[RawClient]:
+    """So many clients, each with its first block."""
+    url = f"{gateway.base_url}/records/orders"
+    made = [RawClient(url) for _ in range(count)]
+    for client in made:
+        await stack.enter_async_context(client)
+    await asyncio.gather(*(client.wait(1, WITHIN) for client in made))
+    return made
+
+
+async def have_all(clients: list[RawClient], oracle: Oracle) -> None:
+    """Until each has as many records as Kafka; then nothing is lost, twice or out of order."""
+    count = len(oracle.acknowledged())
+    for client in clients:
+        await client.wait(lambda events: len(heard(events)) >= count, WITHIN)
+        oracle.check_events(client.events, start=START)
+
+
+async def test_clients_are_spread_and_resume_at_whichever_worker_answers(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    random = Random(7)
+    async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
+        made = await connected(stack, gateway, CLIENTS)
+        assert all(clients(gateway).values()), "a worker has no client"
+        for _ in range(15):
+            await oracle.produce("orders", 20)
+            for client in random.sample(made, 10):
+                client.cut_after(random.randrange(1500), reset=random.random() < 0.5)
+        await have_all(made, oracle)
+        assert sum(client.opened for client in made) > 2 * CLIENTS
+        lines = gateway.log.splitlines()
+        assert sum("listening on" in line for line in lines) == 1
+        (line,) = [line for line in lines if "reads Kafka on its own" in line]
+        assert line.startswith("3 workers;")
+        assert await gateway.stop() == 0
+
+
+async def test_clients_of_a_worker_that_was_killed_go_on_with_the_others(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
+        made = await connected(stack, gateway, CLIENTS)
+        writing = asyncio.create_task(write_on(oracle))
+        for n, number in enumerate((1, 3)):
+            victim = workers(gateway)[number]
+            had = clients(gateway)[number]
+            before = sum(client.opened for client in made)
+            victim.kill()
+            await until(
+                lambda had=had, before=before: (
+                    sum(client.opened for client in made) >= before + had
+                ),
+                "its clients are served again",
+                WITHIN,
+            )
+            await serving(gateway, starts=4 + n)
+            assert workers(gateway)[number].pid != victim.pid
+            assert f"worker {number} ended with status -9" in gateway.log
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await oracle.produce("orders", 5)
+        await have_all(made, oracle)
+        assert await gateway.stop() == 0
+
+
+async def write_on(oracle: Oracle) -> None:
+    while True:
+        await asyncio.shield(oracle.produce("orders", 5))
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_all_workers_drain_and_nothing_is_lost_over_a_restart(
+    kafka: EmbeddedKafka, oracle: Oracle, number: signal.Signals
+):
+    async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
+        made = await connected(stack, gateway, CLIENTS)
+        await oracle.produce("orders", 30)
+        await have_all(made, oracle)
+        processes = workers(gateway)
+        gateway.signal(number)
+        await until(lambda: not gateway.alive, "the end", WITHIN)
+        assert await gateway.stop() == 0
+        assert not any(process.is_running() for process in processes.values())
+        assert "Traceback" not in gateway.log, gateway.tail()
+        for client in made:
+            await client.stop()
+            assert client.events[-1]["event"] == "end"
+            assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
+        assert max(c.retry for c in made) - min(c.retry for c in made) > 1
+        await oracle.produce("orders", 10)  # while there is no gateway
+        await gateway.start()
+        await asyncio.gather(*(client.start() for client in made))
+        await have_all(made, oracle)
+
+
+async def test_workers_without_a_supervisor_drain_and_free_the_port(kafka: EmbeddedKafka):
+    async with running_workers(config(kafka)) as gateway, AsyncExitStack() as stack:
+        made = await connected(stack, gateway, 9)
+        processes = workers(gateway)
+        await gateway.kill()
+        await until(
+            lambda: not any(process.is_running() for process in processes.values()),
+            "their end",
+            WITHIN,
+        )
+        for client in made:
+            await client.stop()
+            assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
+        await gateway.start()
+
+
+async def test_a_configuration_that_no_worker_can_serve_ends_it_at_once(
+    kafka: EmbeddedKafka, tmp_path: Path
+):
+    for name in ("certificate", "key"):
+        (tmp_path / name).write_text("not PEM")
+    tls = {name: str(tmp_path / name) for name in ("certificate", "key")}
+    async with running_gateway(config(kafka, workers=3, tls=tls), ready=False) as gateway:
+        await until(lambda: not gateway.alive, "the end", WITHIN)
+        assert await gateway.stop() == 1
+        assert "another starts" not in gateway.log
+
+
+async def test_a_port_in_use_is_told_in_one_line(kafka: EmbeddedKafka):
+    """Two gateways of several workers must not share one port by accident."""
+    async with running_workers(config(kafka)) as first:
+        with pytest.raises(AssertionError, match=r"status 1(.|\n)*cannot listen on") as told:
+            async with running_gateway(config(kafka, port=first.port, workers=3), ready=False):
+                pass
+        assert "Traceback" not in str(told.value)
+        assert first.alive and len(workers(first)) == 3
+
+
+async def test_the_embedded_kafka_is_one_for_all_workers():
+    """What is written by way of one is read at every other."""
+    routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
+    made = {
+        "listen": {"port": 0}, "routes": routes,
+        "kafka": {"servers": "embedded", "topics": [{"name": "orders"}]},
+    }  # fmt: skip
+    async with running_workers(made) as gateway, AsyncExitStack() as stack:
+        url = f"{gateway.base_url}/orders"
+        reading = [await stack.enter_async_context(RawClient(url)) for _ in range(CLIENTS)]
+        await asyncio.gather(*(client.wait(1, WITHIN) for client in reading))
+        assert all(clients(gateway).values())
+        async with socket(gateway.base_url) as ws:
+            produced = await ask(ws, {"type": "produce", "id": "1", "path": "/orders", "value": 1})
+            assert produced["type"] == "produced"
+        for client in reading:
+            await client.wait(lambda events: len(heard(events, "value")) == 1, WITHIN)
+
+
+def socket(url: str) -> connect:
+    return connect(f"{url.replace('http', 'ws', 1)}/ws", proxy=None)
+
+
+async def ask(ws: ClientConnection, message: dict[str, Any]) -> Any:
+    """The answer that names the message's id."""
+    await ws.send(json.dumps(message))
+    async with asyncio.timeout(WITHIN):
+        while True:
+            answer = json.loads(await ws.recv())
+            if answer.get("id") == message["id"]:
+                return answer
+
+
+async def test_a_record_that_is_repeated_at_any_worker_is_in_kafka_once(kafka: EmbeddedKafka):
+    """Its sockets are cut before or after the answer, and a worker is killed meanwhile: what one
+    wrote the others know from Kafka alone."""
+    routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
+    random, sockets, served = Random(3), 0, 0
+    made = config_for(kafka.bootstrap, ["orders"], routes)
+    async with running_workers(made) as gateway, TcpProxy("127.0.0.1", gateway.port) as proxy:
+        for n in range(30):
+            if n in (10, 20):
+                workers(gateway)[n // 10].kill()
+                served += 1
+            message = {"type": "produce", "id": "1", "path": "/orders", "value": n,
+                       "idempotencyKey": f"once-{n}"}  # fmt: skip
+            sockets += await repeated(proxy, message | ({"key": f"{n}"} if n % 2 else {}), random)
+        await serving(gateway, starts=3 + served)
+    assert sockets > 45, "hardly anything was cut"
+    written = await read_records(",".join(kafka.bootstrap), "orders", least=30)
+    assert sorted(int(record.value or b"") for record in written) == list(range(30))
+
+
+async def repeated(proxy: TcpProxy, message: dict[str, Any], random: Random) -> int:
+    """Until it is answered. How many sockets that took."""
+    sockets = 0
+    async with asyncio.timeout(WITHIN):
+        while True:
+            sockets += 1
+            try:
+                async with socket(f"http://{proxy.address}") as ws:
+                    if random.random() < 0.6:
+                        proxy.cut_after(random.randrange(80))  # within the answer
+                    answer = await ask(ws, message)
+                    assert answer["type"] == "produced", answer
+                    return sockets
+            except (OSError, EOFError, ConnectionClosed, InvalidHandshake):
+                await asyncio.sleep(0.02)
+
+
+async def test_while_a_worker_is_being_started_again_and_again_all_who_come_are_served(
+    kafka: EmbeddedKafka,
+):
+    async with running_workers(config(kafka)) as gateway:
+
+        async def crash() -> None:
+            while True:
+                for process in [workers(gateway).get(2)]:
+                    if process is not None:
+                        process.kill()
+                await asyncio.sleep(0.05)
+
+        crashing = asyncio.create_task(crash())
+        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+            await until(lambda: gateway.log.count("worker 2 ended") > 3, "crashes", WITHIN)
+            answered = 0
+            for _ in range(60):
+                url = f"{gateway.base_url}/health/live"
+                try:
+                    answer = await http.get(url, headers={"Connection": "close"})
+                except httpx.TransportError:
+                    continue  # it was in the hands of the one that was killed
+                answered += answer.status_code == 200
+        crashing.cancel()
+        await asyncio.gather(crashing, return_exceptions=True)
+        assert answered > 40
+        await gateway.stop()
+
+
+async def test_each_worker_is_a_process_group_of_its_own(kafka: EmbeddedKafka):
+    async with running_workers(config(kafka)) as gateway:
+        groups = {os.getpgid(process.pid) for process in workers(gateway).values()}
+        assert len(groups) == 3 and os.getpgid(gateway.pid) not in groups
