@@ -32,8 +32,10 @@ class Sum:
         return Sum(shifted(self.crc, other.size) ^ other.crc, self.size + other.size)
 
     def since(self, before: Sum) -> Sum:
-        """That of what was added to `before` to come here."""
+        """That of what was added to `before` to come here. Raises ValueError if it is shorter."""
         size = self.size - before.size
+        if size < 0:
+            raise ValueError(f"{before.size} bytes are not the beginning of {self.size}")
         return Sum(shifted(before.crc, size) ^ self.crc, size)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,3 +51,8 @@ def test_nothing_is_neutral():
     some = Sum.of(b"some")
     assert Sum() + some == some + Sum() == some.since(Sum()) == some
     assert some.since(some) == Sum() == Sum.of(b"")
+
+
+def test_what_is_shorter_does_not_begin_with_it():
+    with pytest.raises(ValueError, match="5 bytes are not the beginning of 4"):
+        Sum.of(b"some").since(Sum.of(b"other"))
