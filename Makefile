@@ -6,6 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 KAFKA  := $(VENV)/.kafka
+PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -32,6 +33,11 @@ $(READY): pyproject.toml requirements.lock
 $(KAFKA): $(READY)
 	@if $(BIN)/gateway broker --prefetch; then touch $@; \
 	else echo "make: no local Kafka yet; the tests that need one will say so" >&2; fi
+
+# Soft: without them the bench has its table and no pictures.
+$(PLOTS): $(READY)
+	@if $(PIP) install --quiet --no-build-isolation --editable '.[bench]'; then touch $@; \
+	else echo "make: no matplotlib; the bench draws no pictures" >&2; fi
 
 demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
 	$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
@@ -61,7 +67,7 @@ format: $(READY) ## rewrite as ruff likes it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
+bench: setup $(PLOTS) ## beside its peers, at most 20 minutes; WORK="lat sat" PEER="raw gateway" ARGS=--help
 	$(BIN)/python -m bench $(foreach each,$(WORK),--work $(each)) $(foreach each,$(PEER),--peer $(each)) $(ARGS)
 
 figures: setup ## measure; results are kept in bench/results

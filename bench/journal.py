@@ -8,7 +8,8 @@ table, the CSV and the plots are made of these.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,9 +49,7 @@ class Run:
     def read(cls, folder: Path) -> Run:
         told = json.loads((folder / "run.json").read_text())
         run = cls(folder, told["facts"], told["asked"], told["finished"], told["absent"])
-        cells = folder / "cells.jsonl"
-        for line in cells.read_text().splitlines() if cells.exists() else ():
-            each = json.loads(line)
+        for each in _whole_lines(folder / "cells.jsonl"):
             rows = [Row(*row) for row in each["rows"]]
             run.cells[each["work"], each["peer"]] = Cell(rows, each["notes"])
         return run
@@ -77,3 +76,14 @@ class Run:
             line = {"work": work, "peer": peer, "rows": cell.rows, "notes": cell.notes}
             with (self.folder / "cells.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def _whole_lines(file: Path) -> Iterator[dict[str, Any]]:
+    """A line that was cut off is measured again; the next one must not be written behind it."""
+    text = file.read_text() if file.exists() else ""
+    if text and not text.endswith("\n"):
+        with file.open("a") as end:
+            end.write("\n")
+    for line in text.splitlines():
+        with suppress(json.JSONDecodeError):
+            yield json.loads(line)

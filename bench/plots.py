@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,18 @@ def draw(run: Run, folder: Path) -> list[Path]:
     ):
         figure = picture(run)
         if figure is not None:
-            facts = ("date", "commit", "python", "uvloop", "uvicorn", "aiokafka", "kafka")
-            told = "  ".join(f"{fact} {run.facts[fact]}" for fact in facts if fact in run.facts)
-            figure.text(0.01, 0.005, told, fontsize=6, color="#5f6368")
+            figure.text(0.01, 0.005, _facts(run), fontsize=5, color="#5f6368")
             made.append(folder / f"{name}.png")
             figure.savefig(made[-1], dpi=120)
     return made
+
+
+def _facts(run: Run) -> str:
+    """Two lines, for what is narrow."""
+    lines = ("date", "commit", "python"), ("kafka", "uvicorn", "uvloop", "aiokafka")
+    return "\n".join(
+        "  ".join(f"{f} {run.facts[f]}" for f in line if f in run.facts) for line in lines
+    )
 
 
 def _rows(run: Run, work: str, what: str) -> Iterator[tuple[str, Row]]:
@@ -45,15 +52,19 @@ def _rows(run: Run, work: str, what: str) -> Iterator[tuple[str, Row]]:
             yield from ((peer, row) for row in cell.rows if row.what == what)
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Any, Sequence[Any]]:
+def _panels(count: int, width: float, height: float, columns: int = 4) -> tuple[Any, Sequence[Any]]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * count, height))
-    figure.set_layout_engine("constrained", rect=(0, 0.03, 1, 0.97))  # the facts stand below
-    return figure, [figure.add_subplot(1, count, n + 1) for n in range(count)]
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(width * columns, height * rows))
+    figure.set_layout_engine("constrained", rect=(0, 0.05 / rows, 1, 1 - 0.05 / rows))
+    return figure, [figure.add_subplot(rows, columns, n + 1) for n in range(count)]
 
 
 def _bars(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
     names = [peer for peer, _ in rows][::-1]
     values = [row.value for _, row in rows][::-1]
     colours = [COLOURS[name.partition("-")[0]] for name in names]
@@ -62,6 +73,8 @@ def _bars(axes: Any, title: str, rows: Sequence[tuple[str, Row]]) -> None:
         axes.plot([row.low, row.high], [n, n], color="black", linewidth=1)
     axes.set_title(title, fontsize=9)
     axes.tick_params(labelsize=7)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 

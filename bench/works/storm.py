@@ -17,8 +17,11 @@ from .work import Cell, join, quiet, warm
 
 @dataclass(frozen=True)
 class Size:
+    """settle: s, for the end of one crowd before the next."""
+
     clients: int = 5000
     repeats: int = 3
+    settle: float = 1.0
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
@@ -32,7 +35,7 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
                 with cost(served.pid) as spent:
                     await join(crowd, served, peer, count)
                 costs.append(spent)
-            await asyncio.sleep(1.0)  # the end of these is no part of the next
+            await asyncio.sleep(size.settle)  # the end of these is no part of the next
             await quiet(one)
     case = f"{count:,} clients"
     cell.add(case, "last first block", "s", *(c.wall for c in costs))

@@ -103,7 +103,7 @@ async def warm(served: Served, crowd: Crowd, keys: int = 0, partitions: int = 12
         for n in range(keys or partitions):
             served.feed.send(key=n if keys else None)
         due = before + (keys or partitions * len(crowd))
-        await crowd.until(due, within=5.0)
+        await crowd.until(due, within=1.0)
         await quiet(crowd)
         if crowd.got == due:
             return

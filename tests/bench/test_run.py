@@ -1,0 +1,176 @@
+"""A run is kept as it goes, taken up again, and told in ratios to the raw loop."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench import __main__ as program
+from bench import catalog, plots, report
+from bench.crowd import Counting, Crowd
+from bench.exact import Connection, Exact
+from bench.feed import Wire
+from bench.journal import Run
+from bench.records import value
+from bench.works.work import PER_CPU, Cell
+from gateway.wire.websocket import frame
+
+ASKED = {"works": ["lat", "sat"], "peers": ["raw-sse", "gateway-sse"]}
+
+
+def cell(rate: float) -> Cell:
+    found = Cell()
+    found.add("200 clients", PER_CPU, "1/s", rate, 2 * rate, 3 * rate)
+    found.note("others took 7% of the server's core")
+    return found
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    made = Run.new(tmp_path, {"date": "today", "kafka": "4"}, ASKED)
+    made.add("lat", "raw-sse", cell(100.0))
+    made.add("lat", "gateway-sse", cell(80.0))
+    return made
+
+
+def test_an_interrupted_run_goes_on_with_what_is_left(run: Run, tmp_path: Path):
+    again = Run.interrupted(tmp_path, ASKED)
+    assert again is not None
+    assert again.cells == run.cells
+    peers = [peer for peer in catalog.PEERS if peer.name in ASKED["peers"]]
+    left = [(work, peer.name) for work, peer in program.plan(again, peers)]
+    assert left == [("sat", "raw-sse"), ("sat", "gateway-sse")]
+
+
+def test_a_line_cut_off_with_the_machine_is_measured_again(run: Run, tmp_path: Path):
+    assert run.folder is not None
+    cells = run.folder / "cells.jsonl"
+    cells.write_text(cells.read_text()[:-20])
+    again = Run.interrupted(tmp_path, ASKED)
+    assert again is not None
+    assert list(again.cells) == [("lat", "raw-sse")]
+    again.add("lat", "gateway-sse", cell(90.0))
+    assert Run.read(run.folder).cells == again.cells
+
+
+def test_a_finished_run_and_one_of_other_works_are_left_alone(run: Run, tmp_path: Path):
+    assert Run.interrupted(tmp_path, {**ASKED, "works": ["lat"]}) is None
+    run.finished = True
+    run.save()
+    assert Run.interrupted(tmp_path, ASKED) is None
+
+
+def test_rates_are_told_as_shares_of_the_raw_loop_on_the_same_wire(run: Run):
+    rows = list(csv.DictReader(StringIO(report.as_csv(run))))
+    assert [(row["peer"], row["of raw"]) for row in rows] == [
+        ("raw-sse", "1.000"),
+        ("gateway-sse", "0.800"),
+    ]
+    assert rows[0]["value"] == "200"
+    assert (rows[0]["low"], rows[0]["high"], rows[0]["n"]) == ("100", "300", "3")
+    table = report.as_markdown(run)
+    assert "| 200 clients | gateway-sse | 160 | 0.80 |" in table
+    assert "others took 7%" in table
+
+
+def test_a_peer_that_is_absent_is_named(run: Run):
+    run.absent = {"centrifugo-ws": "the binary centrifugo on the path"}
+    assert "centrifugo-ws: absent, it needs the binary" in report.as_markdown(run)
+
+
+def test_plots_are_drawn_of_what_there_is(run: Run, tmp_path: Path):
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed: pip install -e '.[bench]'")
+    for clients in ("10", "1,000"):
+        found = Cell()
+        found.add(f"{clients} clients", PER_CPU, "1/s", 5.0)
+        run.cells["clients", f"gateway-{'sse' if clients == '10' else 'ws'}"] = found
+    made = plots.draw(run, tmp_path)
+    assert [path.name for path in made] == ["rates.png", "clients.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
+
+
+def test_a_word_names_a_peer_or_all_of_a_kind():
+    names = [peer.name for peer in catalog.PEERS]
+    assert program.chosen(["gateway"], names, "peer") == ["gateway-sse", "gateway-ws"]
+    assert program.chosen(["raw-ws"], names, "peer") == ["raw-ws"]
+    assert program.chosen(None, names, "peer") == names
+
+
+def test_help_teaches_and_a_wrong_name_is_told_with_the_right_ones():
+    import typer
+
+    app = typer.Typer()
+    app.command()(program.main)
+    said = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "120", "NO_COLOR": "1"})
+    assert said.exit_code == 0
+    assert "make bench WORK=lat PEER=gateway" in said.output
+    wrong = CliRunner().invoke(app, ["--work", "lot"], env={"COLUMNS": "200", "NO_COLOR": "1"})
+    assert wrong.exit_code == 2
+    assert "there is no work 'lot'" in wrong.output
+
+
+async def test_a_mark_that_is_cut_in_two_is_counted_once():
+    stream = b"data: %b\nid: A\n\n" % value(1) + b"data: %b\nid: B\n\n" % value(2)
+    for at in range(1, len(stream)):
+        crowd = Crowd()
+        client = Counting(crowd, b"", b"", False)
+        client.opening = None
+        client.data_received(stream[:at])
+        client.data_received(stream[at:])
+        assert crowd.got == 2, at
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def received(wire: Wire, head: bytes, stream: bytes, piece: int) -> Exact:
+    client = Exact(wire)
+    client.expect(0, 2)
+    connection = Connection(client, b"")
+    whole = head + stream
+    for at in range(0, len(whole), piece):
+        connection.data_received(whole[at : at + piece])
+    return client
+
+
+HTTP = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize("piece", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+async def test_events_are_read_whole_however_they_are_cut(piece: int, end: bytes):
+    events = [b"data: %b\nid: t%d\n\n" % (value(n), n) for n in (0, 1, 1)]
+    events.insert(1, b":\n\n")
+    stream = b"".join(events).replace(b"\n", end)
+    client = received(Wire.SSE, HTTP, chunk(stream[:99]) + chunk(stream[99:]), piece)
+    assert (client.got, client.twice, client.damaged, client.token) == (3, 1, 0, b"t1")
+    assert client.lost(0, 3) == 1
+
+
+@pytest.mark.parametrize("piece", [1, 7, 10_000])
+async def test_messages_are_read_whole_however_they_are_cut(piece: int):
+    head = b"HTTP/1.1 101 Switching Protocols\r\n\r\n"
+    told = b'{"type":"records","records":[%b,%b],"position":"tok-2"}' % (value(0), value(2))
+    client = received(Wire.WS, head, frame(told) + frame(b'{"type":"position"}'), piece)
+    assert (client.got, client.token, client.lost(0, 3)) == (2, b"tok-2", 1)
+
+
+async def test_a_value_that_is_not_whole_is_damaged():
+    broken = b"data: %b\nid: t\n\n" % value(0).replace(b'"pad":"x', b'"pad":"y')
+    assert received(Wire.SSE, HTTP, chunk(broken), 50).damaged == 1
+
+
+async def test_a_client_is_live_with_a_record_made_after_what_it_missed():
+    client = Exact(Wire.SSE)
+    client.expect(0, 2)
+    client.note([b"0", b"1"])
+    assert not client.done_at
+    client.note([b"2"])
+    assert client.done_at

@@ -1,0 +1,190 @@
+"""Every work runs with every kind of peer, in sizes too small to mean anything."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+
+import pytest
+from support.brokers import Broker
+
+from bench import catalog
+from bench.feed import Wire
+from bench.kafka import MockKafka, RealKafka
+from bench.machine import cost
+from bench.peers.by_hand import ByHand
+from bench.peers.centrifugo import Centrifugo
+from bench.peers.ours import Ours
+from bench.peers.peer import Peer, Shape
+from bench.peers.raw import Raw
+from bench.works import broadcast, catchup, first, idle, loop, pace, partitions, storm
+from bench.works.work import PER_CPU, Cell, crowd_of
+from gateway.kafka.embedded import EmbeddedKafka
+
+SSE, WS = Wire
+WRITERS = [Raw(SSE), Raw(WS), Raw(SSE, compiled=True), Raw(WS, compiled=True)]
+ONE_OF_EACH = [*WRITERS, Ours(SSE), Ours(WS), ByHand("each"), ByHand("shared")]
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[MockKafka]:
+    with EmbeddedKafka() as embedded:
+        yield MockKafka(embedded)
+
+
+@pytest.fixture
+def real(kafka: Broker) -> RealKafka:
+    """For what is counted by the proxy, which does not read the mock's Metadata."""
+    return RealKafka(kafka)
+
+
+def value(cell: Cell, what: str, case: str = "") -> float:
+    (found,) = [row.value for row in cell.rows if row.what == what and case in row.case]
+    return found
+
+
+def runs_here(peer: Peer) -> Peer:
+    if lacks := peer.missing():
+        pytest.skip(f"{peer.name} needs {lacks}")
+    return peer
+
+
+@pytest.mark.parametrize("peer", ONE_OF_EACH, ids=lambda peer: peer.name)
+async def test_a_round_of_broadcast_ends_when_every_client_has_the_record(mock, peer):
+    size = broadcast.Size(clients=(3,), seconds=0.05, repeats=2)
+    cell = await broadcast.run(mock, runs_here(peer), size)
+    assert value(cell, PER_CPU, "3 clients") > 0
+    assert value(cell, "bytes of a delivery") > 200
+
+
+@pytest.mark.parametrize(
+    "peer", [p for p in catalog.PEERS if p.name.startswith(("nchan", "centrifugo"))],
+    ids=lambda peer: peer.name,
+)  # fmt: skip
+async def test_a_peer_that_is_installed_delivers(mock, peer):
+    size = broadcast.Size(clients=(2,), seconds=0.05, repeats=1)
+    cell = await broadcast.run(mock, runs_here(peer), size)
+    assert value(cell, PER_CPU, "2 clients") > 0
+
+
+async def test_ten_joined_records_are_one_round(mock):
+    size = broadcast.Size(clients=(3,), seconds=0.05, joined=10, repeats=1)
+    for peer in (Raw(WS), Ours(WS)):
+        cell = await broadcast.run(mock, peer, size)
+        assert value(cell, PER_CPU, "3 clients") > 0
+
+
+@pytest.mark.parametrize("wire", [SSE, WS])
+async def test_the_raw_loop_writes_what_the_gateway_writes(mock, wire):
+    """But for what is in a value and in a token, whose lengths differ by a few characters."""
+    raw, ours = [await _one_delivery(mock, peer) for peer in (Raw(wire), Ours(wire))]
+    assert _without_numbers(raw) == _without_numbers(ours)
+    assert abs(len(raw) - len(ours)) < 30
+
+
+def _without_numbers(delivery: bytes) -> bytes:
+    for numbers in (
+        rb"(?<=^)[\da-f]{3}(?=\r\n)",  # of a chunk
+        rb"(?<=^\x81\x7e)..",  # of a message
+        rb'(?<=id: )\S+|(?<="position":")[^"]+',
+        rb'(?<="at":)\d+,"n":\d+,"pad":"x+',
+    ):
+        delivery = re.sub(numbers, b"*", delivery, flags=re.DOTALL)
+    return delivery
+
+
+async def _one_delivery(mock: MockKafka, peer: Peer) -> bytes:
+    async with peer.serve(mock, Shape()) as served, crowd_of(served, peer, 1) as crowd:
+        with socket.create_connection(("127.0.0.1", served.port), 30) as client:
+            client.sendall(served.request(1, b""))
+            while b"\r\n\r\n" not in (head := client.recv(1 << 16)):
+                pass
+            if peer.greeting:
+                while peer.greeting not in head:
+                    head += client.recv(1 << 16)
+            served.feed.send()
+            assert await crowd.until(crowd.got + 1)
+            data = b""
+            while b'"~"' not in data or not data.endswith((b"\r\n", b"}")):
+                data += client.recv(1 << 16)
+        return data
+
+
+async def test_at_a_pace_every_delivery_is_counted_and_some_are_timed(mock):
+    size = pace.Size(clients=3, rate=200, seconds=0.3, timed=2, repeats=2)
+    cell = await pace.run(mock, Ours(SSE), size)
+    assert value(cell, "delivered in time") == 100
+    assert value(cell, "latency p50") > 0
+
+
+@pytest.mark.parametrize(
+    "peer", [Raw(SSE), Ours(SSE), Ours(WS), ByHand("shared")], ids=lambda peer: peer.name
+)
+async def test_with_keys_a_record_is_one_delivery(mock, peer):
+    size = pace.Size(clients=5, keys=True, rate=200, seconds=0.2)
+    cell = await pace.run(mock, peer, size)
+    assert value(cell, "delivered in time") == 100
+
+
+@pytest.mark.parametrize("wire", [SSE, WS])
+async def test_nothing_is_lost_by_a_cut_or_a_restart_and_kafka_is_read_through_a_proxy(real, wire):
+    cases = (
+        catchup.Case("cut", 3, 40),
+        catchup.Case("restart", 3, 40, restart=True),
+    )
+    cell = await catchup.run(real, Ours(wire), catchup.Size(cases=cases, rate=50))
+    for case in ("cut", "restart"):
+        assert [value(cell, what, case) for what in ("lost", "twice", "damaged")] == [0, 0, 0]
+        assert value(cell, "whole and live, the last", case) > 0
+    assert value(cell, "fetches", "restart") > 0
+
+
+async def test_what_a_server_forgets_is_told_as_lost(mock, monkeypatch):
+    monkeypatch.setattr(catchup, "STALLED", 0.3)
+    cases = (catchup.Case("cut", 2, 30), catchup.Case("restart", 2, 30, restart=True))
+    cell = await catchup.run(mock, ByHand("shared"), catchup.Size(cases=cases, proxied=False))
+    assert value(cell, "lost", "cut") >= 2 * 30
+    assert any("restart" in note for note in cell.notes)
+
+
+async def test_a_storm_and_idle_clients_are_counted_by_the_client(mock):
+    cell = await storm.run(mock, Ours(SSE), storm.Size(clients=20, repeats=1, settle=0.1))
+    assert value(cell, "last first block", "20 clients") > 0
+    cell = await idle.run(mock, Ours(WS), idle.Size(clients=20, before=5, settle=0.2))
+    assert value(cell, "PSS of a client", "20 clients") > -1000
+
+
+async def test_whoever_joins_a_stream_gets_a_first_record(mock):
+    cell = await first.run(mock, Ours(SSE), first.Size(joins=3, rate=200))
+    assert value(cell, "latency p50", "200/s") > 0
+
+
+async def test_records_are_spread_over_partitions(mock):
+    size = partitions.Size(partitions=(1, 5), clients=2, records=50, repeats=1)
+    cell = await partitions.run(mock, Ours(SSE), size)
+    assert value(cell, "record bytes of a CPU second", "1 partitions") > 0
+    assert value(cell, "record bytes of a CPU second", "5 partitions") > 0
+
+
+async def test_the_longest_callback_is_found_by_a_launcher(mock):
+    size = loop.Size(clients=5, rate=50, seconds=0.3, guests=2)
+    cell = await loop.run(mock, Ours(SSE), size)
+    assert value(cell, "longest callback, wall") > 0
+
+
+def test_a_compiled_loop_is_left_out_where_nothing_compiles(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    assert "cc" in Raw(SSE, compiled=True).missing()
+    assert "centrifugo" in Centrifugo(SSE).missing()
+    assert not Raw(SSE).missing()
+
+
+def test_what_a_server_uses_is_told_with_its_children():
+    import os
+
+    with cost(os.getpid()) as spent:
+        sum(range(3_000_000))
+    assert spent.cpu > 0
+    assert spent.wall > 0
