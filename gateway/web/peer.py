@@ -33,6 +33,7 @@ class Peer(asyncio.Protocol):
     """See the module. It is a `Socket`; another limit is a subclass with another constant.
 
     reader:      what came with the handshake is in there.
+    greeting:    what goes out first.
     connections: it is in there while it is connected.
     full:        something waits for the client to take it.
     closed:      nothing more is sent.
@@ -44,6 +45,7 @@ class Peer(asyncio.Protocol):
         "_connections",
         "_drained",
         "_fd",
+        "_greeting",
         "_listener",
         "_over",
         "_paused",
@@ -70,6 +72,7 @@ class Peer(asyncio.Protocol):
     DRAIN_SECONDS = 4.0
 
     # `_fd`:      of the socket; -1 where only the transport may write.
+    # `_greeting`: the answer to the handshake, and what is said in the same turn: one write.
     # `_turn`:    when more of what came will be heard.
     # `_paused`:  nothing is read from the transport.
     # `_pong`:    an answer that waits until the client takes what was sent before; the latest.
@@ -84,6 +87,7 @@ class Peer(asyncio.Protocol):
         pulse: Pulse,
         connections: set[Any],
         *,
+        greeting: bytes = b"",
         deflate: bool = False,
     ) -> None:
         self.transport = transport
@@ -99,14 +103,18 @@ class Peer(asyncio.Protocol):
         self._turn: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._paused = not transport.is_reading()
-        self._fd = _descriptor(transport)
+        self._greeting = greeting
+        self._fd = fd = _descriptor(transport)
         self.slot = 0
         transport.set_protocol(self)
         # full is whatever is not sent; with TLS, asyncio and uvloop pause at `high`, else above it
-        transport.set_write_buffer_limits(high=1 if self._fd < 0 else 0)
+        transport.set_write_buffer_limits(high=1 if fd < 0 else 0)
         self.full = transport.get_write_buffer_size() > 0
         pulse.add(self)
         connections.add(self)
+        if greeting:
+            self._fd = -1
+            pulse.loop.call_soon(self._greet)
 
     def attend(self, listener: Listener) -> None:
         """Let it hear what the client says. Until then that is held."""
@@ -207,8 +215,18 @@ class Peer(asyncio.Protocol):
                 self._push(memoryview(data)[sent:] if sent else data)
 
     def _push(self, data: bytes | memoryview) -> None:
-        if not self.closed and not self.transport.is_closing():
+        if self.closed or self.transport.is_closing():
+            return
+        if self._greeting:
+            self._greeting += data
+        else:
             self.transport.write(data)
+
+    def _greet(self) -> None:
+        greeting, self._greeting = self._greeting, b""
+        if greeting and not self.closed:
+            self._fd = _descriptor(self.transport)
+            self.write(greeting)
 
     def pause_writing(self) -> None:
         self.full = True
@@ -272,6 +290,7 @@ class Peer(asyncio.Protocol):
             self.transport.close()
 
     def _say_close(self, code: int | None, reason: str) -> None:
+        self._greet()
         if self._pong:
             self._push(self._pong)
         self.write(websocket.close(code, reason))

@@ -117,6 +117,9 @@ class WebSocketProtocol(asyncio.Protocol):
             await self._config.loaded_app(scope, self.receive, self.send)
         except ClientDisconnected:
             pass
+        except asyncio.CancelledError:  # the server ends, and has waited long enough
+            self._end()
+            raise
         except BaseException:
             log.exception("the application failed on a WebSocket")
             self._fail()
@@ -129,7 +132,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _fail(self) -> None:
         if self._peer is None:
-            self._refuse(self._handshake().reject(HTTPStatus.INTERNAL_SERVER_ERROR, ""))
+            self._reject(HTTPStatus.INTERNAL_SERVER_ERROR)
         elif not self._taken:
             self._peer.fail(1011, "the gateway failed; its log says why")
 
@@ -150,13 +153,18 @@ class WebSocketProtocol(asyncio.Protocol):
         self.lost(GONE, "")
 
     def shutdown(self) -> None:
-        """The server ends."""
-        if not self._over:
-            self._refuse(self._handshake().reject(HTTPStatus.SERVICE_UNAVAILABLE, ""))
-            self.lost(GONE, "")
+        """The server ends, and nobody was accepted yet."""
+        self._end()
 
-    def _handshake(self) -> Any:
-        return HANDSHAKES[False]
+    def _end(self) -> None:
+        if self._peer is None:
+            self._reject(HTTPStatus.SERVICE_UNAVAILABLE)
+        elif not self._taken:
+            self._peer.fail(1012, "the server restarts")
+
+    def _reject(self, status: HTTPStatus) -> None:
+        self._refuse(HANDSHAKES[False].reject(status, ""))
+        self.lost(GONE, "")
 
     def _refuse(self, response: Response) -> None:
         """Answer as HTTP, and read the other side to its end."""
@@ -191,8 +199,7 @@ class WebSocketProtocol(asyncio.Protocol):
         elif kind == "accept":
             self._accept(message)
         elif kind == "close":
-            self._refuse(self._handshake().reject(HTTPStatus.FORBIDDEN, ""))
-            self.lost(GONE, "")
+            self._reject(HTTPStatus.FORBIDDEN)
         elif kind.startswith("http.response"):
             self._deny(kind, message)
         else:
@@ -210,9 +217,14 @@ class WebSocketProtocol(asyncio.Protocol):
         if pulse is None:
             pulse = _pulses[self._server] = Pulse(self._loop, self.PEER.PING_SECONDS)
         connections = cast("set[Any]", self._server.connections)
-        reader, deflate = self._reader, self._agreed.deflate
-        self._peer = self.PEER(self.transport, reader, pulse, connections, deflate=deflate)
-        self._peer.write(self._agreed.response.serialize())
+        self._peer = self.PEER(
+            self.transport,
+            self._reader,
+            pulse,
+            connections,
+            greeting=self._agreed.response.serialize(),
+            deflate=self._agreed.deflate,
+        )
         self._loop.call_soon(self._attend)
 
     def _attend(self) -> None:
