@@ -138,8 +138,8 @@ class Connection(asyncio.Protocol):
         whole, self.text = text[:end], text[end:]
         numbers = _EVENT.findall(whole)
         client.damaged += whole.count(MARK) - len(numbers)
-        if ids := _ID.findall(whole, whole.rfind(b"id:", 0, whole.rfind(b"id:") + 1)):
-            client.token = ids[-1]
+        if last := _ID.search(whole, max(0, whole.rfind(b"\nid:"))):
+            client.token = last[1]
         client.note(numbers)
 
     def _frames(self, client: Exact, data: bytes) -> None:

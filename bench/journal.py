@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .works.work import Cell, Row
+from .works.work import RATED, Cell, Row
 
 FORMAT = "%Y-%m-%dT%H%M%SZ"
 
@@ -62,6 +62,14 @@ class Run:
             if run.asked == asked:
                 return None if run.finished else run
         return None
+
+    def ratio(self, work: str, peer: str, row: Row) -> float | None:
+        """A rate as a share of the raw loop's on the same wire, in the same work and case."""
+        raw = self.cells.get((work, "raw-" + peer.rpartition("-")[2]))
+        if row.what not in RATED or raw is None:
+            return None
+        same = [r.value for r in raw.rows if (r.case, r.what) == (row.case, row.what)]
+        return row.value / same[0] if same else None
 
     def save(self) -> None:
         if self.folder is None:

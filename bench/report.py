@@ -7,21 +7,12 @@ from collections.abc import Iterator, Mapping
 from io import StringIO
 from typing import Any
 
+from .goals import judged
 from .journal import Run
 from .results import rounded
-from .works.work import PER_CPU, PER_SECOND, Cell, Row
+from .works.work import RATED, Cell, Row
 
-RATED = (PER_CPU, PER_SECOND)
 COLUMNS = ("work", "case", "peer", "what", "value", "unit", "low", "high", "n", "of raw")
-
-
-def ratio(run: Run, work: str, peer: str, row: Row) -> float | None:
-    """A rate as a share of the raw loop's on the same wire, in the same work and case."""
-    if row.what not in RATED:
-        return None
-    raw = run.cells.get((work, "raw-" + peer.rpartition("-")[2]))
-    same = [r.value for r in raw.rows if (r.case, r.what) == (row.case, row.what)] if raw else []
-    return row.value / same[0] if same else None
 
 
 def as_csv(run: Run) -> str:
@@ -29,7 +20,7 @@ def as_csv(run: Run) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(COLUMNS)
     for work, peer, row in _rows(run):
-        share = ratio(run, work, peer, row)
+        share = run.ratio(work, peer, row)
         told = "" if share is None else f"{share:.3f}"
         numbers = row.unit, f"{row.low:.6g}", f"{row.high:.6g}", row.n
         writer.writerow((work, row.case, peer, row.what, f"{row.value:.6g}", *numbers, told))
@@ -43,6 +34,7 @@ def as_markdown(run: Run) -> str:
         lines += ["Not finished: the same command goes on with it.", ""]
     for peer, lacks in run.absent.items():
         lines.append(f"- {peer}: absent, it needs {lacks}")
+    lines += ["", *judged(run)]
     works = dict.fromkeys(work for work, _ in run.cells)
     for work in works:
         cells = {peer: cell for (name, peer), cell in run.cells.items() if name == work}
@@ -66,7 +58,7 @@ def _table(run: Run, work: str, cells: Mapping[str, Cell]) -> Iterator[str]:
                 shown = [rounded(found[w].value) if w in found else "" for w, _ in columns]
                 if rated:
                     first = found.get(columns[0][0])
-                    share = ratio(run, work, peer, first) if first else None
+                    share = run.ratio(work, peer, first) if first else None
                     shown.insert(1, "" if share is None else f"{share:.2f}")
                 yield f"| {case} | {peer} | " + " | ".join(shown) + " |"
     notes = [f"- {peer}: {note}" for peer, cell in cells.items() for note in cell.notes]

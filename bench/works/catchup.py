@@ -27,6 +27,7 @@ from ..records import SIZE
 from .work import Cell
 
 ROUND = 12  # records, one a partition
+BATCH = 50
 STALLED = 3.0  # s without a record that was missed: no more of them will come
 MB = 1e6
 
@@ -156,10 +157,10 @@ async def _come_back(
 
 
 async def _miss(served: Served, case: Case) -> None:
-    for sent in range(case.missed):
-        served.feed.send()
-        if sent % 100 == 0:
-            await asyncio.sleep(0)
+    # Many at once: what is around a batch is little beside what is in it.
+    for sent in range(0, case.missed, BATCH):
+        served.feed.send(min(BATCH, case.missed - sent))
+        await asyncio.sleep(0)
     await served.feed.flush()
     if case.restart:
         assert served.restart is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..figure import median
 from ..kafka import Kafka
 from ..machine import cost
 from ..peers.peer import Peer, Shape
@@ -14,6 +15,7 @@ from ..records import SIZE
 from .work import Cell, crowd_of
 
 MB = 1e6
+USUAL = 12  # what more partitions are compared with
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Size:
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
-    cell = Cell()
+    cell, usual = Cell(), 0.0
     for partitions in size.partitions:
         costs = []
         async with (
@@ -43,10 +45,15 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
                 costs.append(spent)
             received = crowd.bytes - received
         case, each = f"{partitions:,} partitions", size.records * size.clients
-        told = [SIZE * each / MB / c.cpu for c in costs]
-        cell.add(case, "record bytes of a CPU second", "MB/s", *told)
-        told = [SIZE * each / MB / c.wall for c in costs]
-        cell.add(case, "record bytes of a second", "MB/s", *told)
+        rates = [SIZE * each / MB / c.cpu for c in costs]
+        cell.add(case, "record bytes of a CPU second", "MB/s", *rates)
+        cell.add(
+            case, "record bytes of a second", "MB/s", *(SIZE * each / MB / c.wall for c in costs)
+        )
+        if partitions == USUAL:
+            usual = median(rates)
+        elif usual:
+            cell.add(case, f"of {USUAL} partitions", "", median(rates) / usual)
         cell.add(case, "bytes of a delivery", "bytes", received / each / size.repeats)
         cell.watch(case, costs)
     return cell

@@ -16,6 +16,7 @@ from ..peers.peer import Peer, Served
 
 PER_CPU = "deliveries of a CPU second"
 PER_SECOND = "deliveries of a second"
+RATED = (PER_CPU, PER_SECOND)
 
 
 class Row(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench import __main__ as program
-from bench import catalog, plots, report
+from bench import catalog, goals, plots, report
 from bench.crowd import Counting, Crowd
 from bench.exact import Connection, Exact
 from bench.feed import Wire
@@ -76,6 +76,19 @@ def test_rates_are_told_as_shares_of_the_raw_loop_on_the_same_wire(run: Run):
     table = report.as_markdown(run)
     assert "| 200 clients | gateway-sse | 160 | 0.80 |" in table
     assert "others took 7%" in table
+
+
+def test_goals_are_judged_of_what_was_measured(run: Run):
+    found = Cell()
+    found.add("200 clients", PER_CPU, "1/s", 50.0)
+    run.add("broadcast", "raw-sse", found)
+    run.add("broadcast", "gateway-sse", found)
+    lines = [line for line in goals.judged(run) if "gateway" in line]
+    assert [line.rsplit("|", 4)[1:-1] for line in lines] == [
+        [" at least 1 of raw ", " 1 ", " met "],
+        [" at least 180,000 1/s ", " 160 ", " **no** "],
+    ]
+    assert "## Goals" in report.as_markdown(run)
 
 
 def test_a_peer_that_is_absent_is_named(run: Run):

@@ -1,0 +1,83 @@
+"""What this gateway sets itself, and whether a run has shown it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from .journal import Run
+from .results import rounded
+from .works.work import PER_CPU, Row
+
+BOTH = ("gateway-sse", "gateway-ws")
+SSE, WS = BOTH
+
+
+class Goal(NamedTuple):
+    """what: a row's, of the cases that begin with `case`. least: the value is to be at least
+    `bound`, else at most. of_raw: the share of the raw loop's is meant."""
+
+    work: str
+    case: str
+    what: str
+    bound: float
+    least: bool = False
+    of_raw: bool = False
+    peers: Sequence[str] = BOTH
+
+
+GOALS = (
+    Goal("broadcast", "", PER_CPU, 1.0, least=True, of_raw=True),
+    Goal("lat", "", PER_CPU, 180e3, least=True),
+    Goal("lat", "", "latency p50", 3),
+    Goal("lat", "", "latency p99", 10),
+    Goal("sat", "", "delivered in time", 100, least=True),
+    Goal("sat", "", "of a core", 40),
+    Goal("sat", "", PER_CPU, 1e6, least=True),
+    Goal("sat", "", "latency p99", 60),
+    Goal("keys", "", PER_CPU, 40e3, least=True),
+    Goal("idle", "", "PSS of a client", 5, peers=(SSE,)),
+    Goal("idle", "", "PSS of a client", 8, peers=(WS,)),
+    Goal("storm", "", "CPU of a client", 0.15),
+    Goal("storm", "", "last first block", 0.8),
+    Goal("first", "", "latency p50", 2),
+    Goal("partitions", "1,000 ", "of 12 partitions", 0.8, least=True),
+    Goal("catchup", "", "lost", 0),
+    Goal("catchup", "", "twice", 0),
+    Goal("catchup", "", "damaged", 0),
+    Goal("catchup", "cut", "CPU", 2),
+    Goal("catchup", "restart", "CPU", 2),
+    Goal("catchup", "cut", "whole and live, the last", 2),
+    Goal("catchup", "restart", "whole and live, the last", 2),
+    Goal("catchup", "cut", "read from Kafka, of the values' bytes", 2.2),
+    Goal("catchup", "restart", "read from Kafka, of the values' bytes", 2.2),
+    Goal("loop", "", "longest callback, cpu", 10),
+)
+
+
+def judged(run: Run) -> Iterator[str]:
+    """A Markdown table of the goals that the run has looked at; nothing if there are none."""
+    lines = [line for goal in GOALS for line in _lines(run, goal)]
+    if lines:
+        yield from ("## Goals", "", "| work | case | peer | what | goal | found | |")
+        yield "|---|---|---|---|---:|---:|---|"
+        yield from lines
+
+
+def _lines(run: Run, goal: Goal) -> Iterator[str]:
+    for peer in goal.peers:
+        cell = run.cells.get((goal.work, peer))
+        for row in cell.rows if cell else ():
+            if row.what == goal.what and row.case.startswith(goal.case):
+                value = run.ratio(goal.work, peer, row) if goal.of_raw else row.value
+                if value is not None:
+                    yield _line(goal, peer, row, value)
+
+
+def _line(goal: Goal, peer: str, row: Row, value: float) -> str:
+    met = value >= goal.bound if goal.least else value <= goal.bound
+    sign = "at least" if goal.least else "at most"
+    unit = "of raw" if goal.of_raw else row.unit
+    bound = f"{sign} {rounded(goal.bound)} {unit}"
+    cells = (goal.work, row.case, peer, row.what, bound, rounded(value), "met" if met else "**no**")
+    return "| " + " | ".join(cells) + " |"
