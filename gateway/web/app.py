@@ -111,7 +111,7 @@ def create_app(
     app.state.bus = bus
     app.router.redirect_slashes = False
     # not a Mount: it would hide the 405 of the others
-    limits = Limits(settings.listen.limits, bus)
+    app.state.limits = limits = Limits(settings.listen.limits, bus)
     app.router.default = Streams(Routes(gateway.hub, settings, access, limits))
     return app
 

@@ -125,6 +125,11 @@ class Limits:
         self._turn: asyncio.Task[None] | None = None
         bus.joined.append(self._joined)
 
+    @property
+    def held(self) -> int:
+        """Connections of this worker; 0 where there are no limits."""
+        return self._own.total
+
     async def enter(self, scope: Scope) -> Leave:
         """Count one connection; to be called when it is over. Raises Busy."""
         if self._unlimited:
