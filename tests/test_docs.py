@@ -228,7 +228,7 @@ def test_the_table_of_options_speaks_of_all_that_operators_ask_for():
     wanted = ["bootstrap"]
     wanted += [f"topics[].{name}" for name in (
         "defaultOffset", "partitionReadyTimeout", "offsetOutOfRange", "reconnect.initial",
-        "reconnect.max", "cache.bytes", "cache.age", "isolation", "clockSkew",
+        "reconnect.max", "cache.bytes", "cache.age", "isolation", "clockSkew", "partitioner",
     )]  # fmt: skip
     wanted += ["with.history", "with.slowClient"]
     assert set(wanted) <= said

@@ -138,6 +138,19 @@ class Topic(Section):
     transforms: tuple[Transform, ...] = Field(
         default=(), description="Keys and headers taken from values. For filters."
     )
+    partitioner: Literal["murmur2"] | None = Field(
+        default=None,
+        description="How all producers place keys; murmur2 is Kafka's. For clients of few keys.",
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        transforms = raw.get("transforms")
+        if raw.get("partitioner") is None or not isinstance(transforms, list | tuple):
+            return
+        if any(isinstance(each, Mapping) and "extract-key" in each for each in transforms):
+            what = "partitions hold the keys of producers, not those of extract-key; remove one"
+            yield Problem(("partitioner",), what)
 
 
 class Kafka(Section):

@@ -11,7 +11,7 @@ A client that rides with everything has none of this: it costs a cursor (see `su
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -39,8 +39,8 @@ class Alone:
     """
 
     __slots__ = (
-        "_backlog", "_events", "_key", "_left", "_out", "_seen", "_short", "_skipped", "_sub",
-        "_told", "_turns", "_writer", "backlog", "own",
+        "_backlog", "_events", "_key", "_left", "_out", "_reads", "_seen", "_short", "_skipped",
+        "_spared", "_sub", "_told", "_turns", "_writer", "backlog", "own",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
@@ -51,6 +51,8 @@ class Alone:
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
         self._skipped: set[TopicPartition] = set()
         self._short: set[TopicPartition] = set()
+        self._reads: Callable[[TopicPartition], bool] = lambda tp: True
+        self._spared: set[TopicPartition] = set()
         self._seen = subscription.channel.first
         self._key: CohortKey | None = None
         self._turns: deque[TopicPartition] = deque()
@@ -75,6 +77,8 @@ class Alone:
         if self._told:
             self._tell()
         self._ride()
+        if self._spared:
+            self._pass_by()
         if self.own and sub.cursor == sub.channel.head and not sub.ended:
             self._tell()
             self._read_alone()
@@ -87,7 +91,9 @@ class Alone:
 
     def unverified(self) -> list[tuple[TopicPartition, Place]]:
         """Places that came with a token and were not held against the log yet."""
-        known = self._sub.channel.tail.logs.keys() - {tp for tp, _, _ in self._told}
+        if self._spared:
+            self._pass_by()
+        known = self._sub.channel.tail.logs.keys() - {tp for tp, _, _ in self._told} - self._spared
         return [(tp, p) for tp, p in self.own.items() if p.lineage == UNVERIFIED and tp in known]
 
     def verified(self, tp: TopicPartition, place: Place, gap: Gap | None = None) -> None:
@@ -129,6 +135,37 @@ class Alone:
         parted = self._part(position)
         if skip:
             self._skipped |= parted
+
+    # what holds nothing for its client
+
+    def spare(self, reads: Callable[[TopicPartition], bool]) -> None:
+        """Of the places that came with a token, those of partitions that `reads` says no to are
+        taken to where the tail stands, as soon as that is known."""
+        unread = (tp for tp, place in self.own.items() if place.lineage == UNVERIFIED)
+        self._reads, self._spared = reads, {tp for tp in unread if not reads(tp)}
+        self._pass_by()
+
+    def _pass_by(self) -> None:
+        """Not while it has yet to ride: ids on the way are of an earlier place of the tail."""
+        tail = self._sub.channel.tail
+        if self._sub.cursor != self._sub.channel.head:
+            return
+        for tp in list(self._spared):
+            now = tail.position.get(tp)
+            if now is not None and now.pending:
+                continue
+            self._spared.discard(tp)
+            if now is not None and self._may_pass(tp, now):
+                self.put(tp, now)
+                self._join(tp)
+
+    def _may_pass(self, tp: TopicPartition, now: Place) -> bool:
+        """No id goes back, and of a topic created anew it is told."""
+        place = self.own.get(tp, now)
+        if place.epoch == RETIRED or place.lineage != UNVERIFIED or self._reads(tp):
+            return False
+        ahead = (place.offset or 0) > (now.offset or 0)
+        return not ahead and not self._sub.channel.tail.is_retiring(tp)
 
     # riding with the others
 

@@ -32,6 +32,8 @@ class Subscription:
             waits, in the ring at first.
     since:  time in seconds of the epoch as of which pending places of its own are to be
             resolved; goes into its ids while there are any.
+    reads:  whether a partition may hold what the view lets through; None if each may. What
+            a token says of another one is not held against the log, nor read from there on.
     """
 
     __slots__ = (
@@ -49,6 +51,7 @@ class Subscription:
         count: int | None = None,
         credit: int | None = None,
         since: int | None = None,
+        reads: Callable[[TopicPartition], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         self.channel = channel
@@ -67,6 +70,8 @@ class Subscription:
             self.part({**channel.tail.position, **(own or {})})
         elif own:
             self.part(own)
+        if reads is not None and self.alone is not None:
+            self.alone.spare(reads)
         channel.followers.add(self)
         channel.sleepers.add(self)
 

@@ -24,6 +24,7 @@ from .archive import Archive
 from .client import Client
 from .epochs import Epochs
 from .feeds import Feeds
+from .placing import Placing
 from .publisher import Publisher
 from .pump import Pump
 from .resume import Start
@@ -62,6 +63,7 @@ class Hub:
         self.archive: Archive
         self.pump: Pump
         self.epochs: Epochs
+        self.placing: Placing
         self.publisher: Publisher
 
     async def start(self) -> None:
@@ -72,6 +74,7 @@ class Hub:
         self.feeds = Feeds(self.cluster, self.topics.settings, lambda: self.pump.rest)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
+        self.placing = Placing(self.cluster, self.topics.settings)
         self.publisher = Publisher(self.cluster)
         self.topics.start(self.feeds)
         self._upkeep = [
@@ -84,6 +87,7 @@ class Hub:
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
+        self.placing.close()
         await self.publisher.close()
         await self.topics.close()
         await self.epochs.close()
@@ -167,12 +171,14 @@ class Hub:
         tail, token = shared.tail, start.token
         until = None if start.until is None else await ends(self.cluster, tail, start.until)
         own: Position = {}
+        behind = token is not None or start.since is not None
+        reads = await self.placing.reads(view, token) if behind else None
         if token is not None:  # places are of the topic ids that are known at this instant
             if resume.is_recreated(token, tail):  # or is it our metadata that is old?
                 await self.cluster.metadata.refresh("a token has another topic id")
             own = resume.places(token, tail)
         elif start.since is not None:
-            own = await found(self.archive, tail, start.since, deadline)
+            own = await found(self.archive, tail, start.since, deadline, reads)
         return Subscription(
             # not before the last await: a channel that nobody follows yet is swept away
             self._channel(shared, view, wire),
@@ -182,6 +188,7 @@ class Hub:
             count=start.count,
             credit=start.credit,
             since=token.issued if token else _seconds(start.since),
+            reads=reads,
         )
 
     # tails and channels

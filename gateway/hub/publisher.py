@@ -9,13 +9,12 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from aiokafka.partitioner import murmur2
-
 from ..core.once import Once
 from ..core.record import TopicPartition
 from ..errors import AuthenticationFailed, BrokerUnavailable, RequestError
 from ..kafka.cluster import Cluster
 from ..kafka.messages import TopicAnswer
+from ..kafka.partitioner import partition_of
 from ..kafka.producer import Producer
 from .seen import Seen
 from .writer import Produced, Sending, Writer
@@ -105,7 +104,7 @@ class Publisher:
         if decides is None and sending.once is not None:
             decides = sending.once.text.encode()
         if decides is not None:
-            return TopicPartition(known.name, (murmur2(decides) & 0x7FFFFFFF) % count)
+            return TopicPartition(known.name, partition_of(decides, count))
         led = [number for number, one in known.partitions.items() if one.leader >= 0]
         self._turn += 1
         return TopicPartition(known.name, led[self._turn % len(led)] if led else 0)

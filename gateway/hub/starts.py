@@ -14,20 +14,25 @@ from ..errors import KafkaError
 from ..kafka import offsets
 from ..kafka.cluster import Cluster
 from .archive import Archive
+from .placing import Reads
 
 OTHERS = 0.25  # seconds for which a start by time waits for more partitions than the first
 
 
-async def found(archive: Archive, tail: Tail, since: Since, deadline: float) -> Position:
+async def found(
+    archive: Archive, tail: Tail, since: Since, deadline: float, reads: Reads | None = None
+) -> Position:
     """Where a start by time is, for the partitions that answer soon after the first one.
-    The others stay pending: the client looks for them when it has begun."""
+    The others stay pending: the client looks for them when it has begun. Those that hold
+    nothing for it are left out: it starts live there."""
+    wanted = [tp for tp in tail.logs if reads is None or reads(tp)]
     lineages = {tp: log.lineage for tp, log in tail.logs.items()}
 
     async def one(tp: TopicPartition) -> Place:
         return await archive.resolve(tp, since)
 
-    there = await _soon(((tp, one(tp)) for tp in tail.logs), deadline)
-    own: Position = dict.fromkeys(tail.logs, Place(None, NO_EPOCH, UNVERIFIED))
+    there = await _soon(((tp, one(tp)) for tp in wanted), deadline)
+    own: Position = dict.fromkeys(wanted, Place(None, NO_EPOCH, UNVERIFIED))
     return own | {tp: at._replace(lineage=lineages[tp]) for tp, at in there.items()}
 
 

@@ -12,21 +12,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, BinaryIO
 
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
-from aiokafka.partitioner import murmur2
 
 from gateway.errors import AccessDenied, BrokerUnavailable, GatewayError, KafkaError, UnknownTopic
 
 from .lines import Digest, Lines, chunks
+from .partitioner import partition_of
 
 BATCH = 1 << 19  # bytes before compression; brokers take batches up to 1 MiB by default
 TOPIC_WAIT = 10.0  # seconds; a broker that creates topics by itself needs one or two
-
-partition_hash = lru_cache(1 << 16)(murmur2)  # aiokafka's is pure Python: 3 us for a short key
 
 
 @dataclass(slots=True)
@@ -207,7 +204,7 @@ class _Batches:
             return self._fixed
         if key is None:
             return self._turn % self._count
-        return int(partition_hash(key) & 0x7FFFFFFF) % self._count
+        return partition_of(key, self._count)
 
     async def flush(self) -> None:
         """Send what is open. At once for all: sent one by one, each would be a request."""

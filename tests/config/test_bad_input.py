@@ -164,6 +164,10 @@ CASES = {
     "empty transform": (TOPIC + "transforms: [§{}]\n", "extract-key"),
     "transform of a parameter": (TOPIC + "transforms: [{extract-key: §'${params.a}'}]\n",
                                  "message.value"),
+    "unknown partitioner": (TOPIC + "partitioner: §murmur3\n", "'murmur2'?"),
+    "partitioner of keys that are extracted": (
+        TOPIC + "partitioner: §murmur2\n"
+        "      transforms: [{extract-key: '${message.value.a}'}]\n", "extract-key remove"),
     # Routes.
     "unknown topic": (ROUTE + "topic: §order\n", "topic 'order' 'orders'?"),
     "unknown topic in a list": (ROUTE + "topics: [orders, §stocks]\n", "'stocks' 'stock'?"),

@@ -8,7 +8,7 @@ from support.rendering import Rendering
 from gateway.core.channel import Channel
 from gateway.core.filters import Filters
 from gateway.core.log import Log
-from gateway.core.position import NO_EPOCH, UNVERIFIED, Place
+from gateway.core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
 from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
 from gateway.core.slow import SlowClient
 from gateway.core.spread import Spread
@@ -288,3 +288,69 @@ def test_one_without_credit_that_the_ring_is_past_is_slow(credit: int):
     assert (got, sub.ended) == (first, "slow")
     sub, got = behind(SlowClient.CATCH_UP)
     assert [line.split()[2] for line in got] == [str(offset) for offset in range(21)]
+
+
+def not_b(tp: TopicPartition) -> bool:
+    return tp != B
+
+
+def test_what_holds_nothing_for_a_client_is_taken_to_where_the_channel_stands_unread():
+    gateway = Gateway()
+    gateway.records(A, 0, 1)
+    gateway.records(B, 0, 1, 2)
+    token = (A, Place(1, 0, UNVERIFIED)), (B, Place(1, 0, UNVERIFIED))
+    sub = gateway.subscribe(*token, reads=not_b)
+    assert sub.unverified() == [(A, Place(1, 0, UNVERIFIED))]
+    assert decode(sub.begin()[1].decode()).topics[0].offsets == [1, 3]
+    sub.verified(A, Place(1))
+    assert taken(sub) == ["record 0 1 -> 2 3"]
+    gateway.records(B, 3)
+    assert taken(sub) == ["record 1 3 -> 2 4"]
+
+
+def test_it_is_not_taken_back_nor_past_a_topic_that_was_made_anew():
+    gateway = Gateway()
+    gateway.records(B, 0)
+    ahead, anew = (B, Place(2, 0, UNVERIFIED)), (B, Place(0, RETIRED, UNVERIFIED))
+    for place in (ahead, anew):
+        sub = gateway.subscribe(place, reads=not_b)
+        assert sub.unverified() == [place]
+
+
+def test_it_waits_until_it_is_known_where_the_channel_stands():
+    gateway, new = Gateway(), TopicPartition("orders", 2)
+    gateway.tail.add(Log(new, 1 << 20, 60.0), Place(None))
+    sub = gateway.subscribe((new, Place(7, 0, UNVERIFIED)), reads=lambda tp: tp != new)
+    assert sub.unverified() == [] and taken(sub) == []
+    assert list(sub.own) == [new]
+    gateway.tail.logs[new].open(9, 0)
+    gateway.turn(Ready(new, 9, 9, 0))
+    gateway.records(A, 0)
+    assert taken(sub)[-1] == "record 0 0 -> 1 0 7"  # published before it was passed by
+    gateway.records(A, 1)
+    assert taken(sub) == ["record 0 1 -> 2 0 9"]
+    assert sub.own == {}
+
+
+def test_what_may_hold_something_after_all_by_then_is_read():
+    """The number of partitions changed while it was not known where the channel stands."""
+    gateway, new, grown = Gateway(), TopicPartition("orders", 2), set[TopicPartition]()
+    gateway.tail.add(Log(new, 1 << 20, 60.0), Place(None))
+    place = (new, Place(7, 0, UNVERIFIED))
+    sub = gateway.subscribe(place, reads=grown.__contains__)
+    grown.add(new)
+    gateway.tail.logs[new].open(9, 0)
+    gateway.turn(Ready(new, 9, 9, 0))
+    taken(sub)
+    assert sub.unverified() == [place]
+
+
+def test_with_an_end_what_holds_nothing_does_not_hold_it_up():
+    gateway = Gateway()
+    gateway.records(A, 0)
+    gateway.records(B, 0, 1)
+    token = (A, Place(0, 0, UNVERIFIED)), (B, Place(0, 0, UNVERIFIED))
+    sub = gateway.subscribe(*token, reads=not_b, until={A: 1, B: 2})
+    sub.verified(A, Place(0))
+    assert taken(sub) == ["record 0 0 -> 1 2"]
+    assert sub.ended == "until"

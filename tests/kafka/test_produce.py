@@ -16,7 +16,7 @@ from gateway.errors import AccessDenied, BrokerUnavailable, GatewayError, KafkaE
 from gateway.kafka import produce as module
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.lines import Digest, Lines
-from gateway.kafka.produce import Produced, partition_hash, produce, produce_lines
+from gateway.kafka.produce import Produced, produce, produce_lines
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22  # api keys
 TOPIC_AUTHORIZATION_FAILED, MESSAGE_TOO_LARGE, CLUSTER_AUTHORIZATION_FAILED = 29, 10, 31
@@ -79,12 +79,6 @@ async def test_a_key_has_one_partition_and_its_order(embedded):
         (home,) = [each for each in got if any(record.key == key for record in each)]
         mine = [value for value in values if b'"id":"%s"' % key in value]
         assert [record.value for record in home if record.key == key] == mine
-
-
-@pytest.mark.parametrize(("key", "hashed"), [(b"21", -973932308), (b"foobar", -790332482)])
-def test_a_key_is_hashed_as_javas_clients_do(key, hashed):
-    """The vectors of Kafka's own UtilsTest."""
-    assert partition_hash(key) == hashed % (1 << 32)
 
 
 async def test_headers_keys_and_tombstones_arrive(embedded):
