@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeAlias
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -45,6 +46,8 @@ MOST_PRODUCES = 100  # of one socket, under way
 BAD_IN_A_ROW = 16  # messages after which a client is taken to be none of ours
 MOST_WAITING = 64  # messages, before no more are heard
 MOST_OWED = 64 * 1024  # bytes of answers that the client does not take, likewise
+
+Work: TypeAlias = Callable[[], Coroutine[Any, Any, None]]  # not begun: it may be cut before
 
 NORMAL, UNSUPPORTED, POLICY, FAILED, RESTART, TRY_AGAIN = 1000, 1003, 1008, 1011, 1012, 1013
 
@@ -208,13 +211,13 @@ class Session:
         self._own = None
         self._leave_place()
 
-    async def _hear_on(self, work: Coroutine[Any, Any, None] | None) -> None:
+    async def _hear_on(self, work: Work | None) -> None:
         """Do this, and what was said meanwhile."""
         assert self._waiting is not None
         try:
             while work is not None or self._waiting:
                 if work is not None:
-                    await work
+                    await work()
                 elif self._lost:
                     return
                 work = self._hear(self._waiting.popleft()) if self._waiting else None
@@ -242,7 +245,7 @@ class Session:
 
     # what the client says
 
-    def _hear(self, heard: str | bytes) -> Coroutine[Any, Any, None] | None:
+    def _hear(self, heard: str | bytes) -> Work | None:
         """Do it, or say how it is done if that takes time."""
         if isinstance(heard, bytes):
             self.socket.close(UNSUPPORTED, "send text: JSON")
@@ -261,23 +264,23 @@ class Session:
         except (GatewayError, HTTPException) as exc:
             self._error(_about(said), exc)
             return None
-        return None if work is None else self._tried(work, said)
+        return None if work is None else partial(self._tried, work, said)
 
-    async def _tried(self, work: Coroutine[Any, Any, None], said: Said) -> None:
+    async def _tried(self, work: Work, said: Said) -> None:
         try:
-            await work
+            await work()
         except (GatewayError, HTTPException) as exc:
             self._error(_about(said), exc)
 
-    def _take(self, said: Said) -> Coroutine[Any, Any, None] | None:
+    def _take(self, said: Said) -> Work | None:
         """Raises RequestError for what cannot be done."""
         match said:
             case Subscribe():
-                return self._subscribe(said)
+                return partial(self._subscribe, said)
             case Change():
-                return self._change(said)
+                return partial(self._change, said)
             case Token():
-                return self._renew(said.jwt)
+                return partial(self._renew, said.jwt)
             case Unsubscribe():
                 self._stream(said.id).stop()
             case Credit():
