@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
@@ -17,6 +17,7 @@ from ..hub.lines import Ndjson
 from . import query
 from .accept import NO, preference
 from .direct import DirectResponse, framed
+from .encoding import encoded, whole
 from .routes import Match, Routes
 from .sse import HEADERS, begun
 
@@ -39,8 +40,10 @@ class LinesResponse(StreamingResponse):
     """A stream. close: called when it is over, also when the client went away before the first
     byte."""
 
-    def __init__(self, stream: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
-        super().__init__(stream, headers=HEADERS, media_type=MEDIA_TYPE)
+    def __init__(
+        self, stream: AsyncIterator[bytes], close: Callable[[], Any], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(stream, headers=headers, media_type=MEDIA_TYPE)
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,25 +56,29 @@ class LinesResponse(StreamingResponse):
 async def respond(routes: Routes, match: Match, request: Request) -> Response | DirectResponse:
     """The stream, once BEGIN is due, or a page. Raises RequestError, TokenError, KafkaError."""
     lines, wait = Ndjson(query.positions(request)), query.wait(request)
-    wire = lines if wait is not None else framed(lines, request.scope)
+    stream, coding = encoded(lines, match.route, request)
+    wire = lines if wait is not None else framed(stream, request.scope)
     client = await routes.open(match, request, wire, page=None if wait is None else page.RECORDS)
     if request.method == "HEAD":
         client.close()
         return Response(headers=HEADERS, media_type=MEDIA_TYPE)
     if wait is not None:
-        return await _page(request, client, lines, wait)
+        return await _page(request, match, client, lines, wait)
+    headers = HEADERS | coding
     await begun(client)
-    if wire is lines:
-        return LinesResponse(client.stream(), client.close)
+    if wire is stream:
+        return LinesResponse(client.stream(), client.close, headers)
 
     async def otherwise() -> Response:
-        plain = await begun(await routes.open(match, request, lines))
-        return LinesResponse(plain.stream(), plain.close)
+        again = await begun(await routes.open(match, request, stream))
+        return LinesResponse(again.stream(), again.close, headers)
 
-    return DirectResponse(client, otherwise, {**HEADERS, "Content-Type": MEDIA_TYPE})
+    return DirectResponse(client, otherwise, {**headers, "Content-Type": MEDIA_TYPE})
 
 
-async def _page(request: Request, client: Client, wire: Ndjson, wait: float) -> Response:
+async def _page(
+    request: Request, match: Match, client: Client, wire: Ndjson, wait: float
+) -> Response:
     """The page, or nothing to a client that went away meanwhile."""
     reading = asyncio.create_task(page.read(client, wire, wait))
     leaving = asyncio.create_task(_gone(request))
@@ -85,10 +92,11 @@ async def _page(request: Request, client: Client, wire: Ndjson, wait: float) -> 
             task.cancel()
         await asyncio.gather(reading, leaving, return_exceptions=True)
         client.close()
-    headers = dict(HEADERS)
+    body, coding = whole(read.body, match.route, request)
+    headers = HEADERS | coding
     if read.reason != "until" and len(read.position) <= LONGEST_LINK:
         headers["Link"] = f'<{after(request.scope, read.position.decode())}>; rel="next"'
-    return Response(read.body, headers=headers, media_type=MEDIA_TYPE)
+    return Response(body, headers=headers, media_type=MEDIA_TYPE)
 
 
 async def _gone(request: Request) -> None:

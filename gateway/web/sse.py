@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from sse_starlette import EventSourceResponse
@@ -19,12 +19,13 @@ from ..hub.framed import Framed
 from ..wire import sse
 from . import query
 from .direct import DirectResponse, framed
+from .encoding import encoded
 from .routes import Match, Routes
 
 HEADERS = {
     "Cache-Control": "no-store, no-transform",
     "X-Accel-Buffering": "no",
-    "Vary": "Origin, Accept",
+    "Vary": "Origin, Accept, Accept-Encoding",
 }
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 AWAY = (3.0, 10.0)  # seconds after which an EventSource tries again when Kafka is away
@@ -39,8 +40,10 @@ class StreamResponse(EventSourceResponse):
     close: called when it is over, also when the client went away before the first byte.
     """
 
-    def __init__(self, stream: AsyncIterator[bytes], close: Callable[[], Any]) -> None:
-        super().__init__(stream, headers=HEADERS, ping=0)
+    def __init__(
+        self, stream: AsyncIterator[bytes], close: Callable[[], Any], headers: Mapping[str, str]
+    ) -> None:
+        super().__init__(stream, headers=headers, ping=0)
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,7 +60,8 @@ class StreamResponse(EventSourceResponse):
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response | DirectResponse:
     """The stream, once BEGIN is due. Raises RequestError, TokenError and KafkaError."""
-    wire = framed(Sse(), request.scope)
+    events, coding = encoded(Sse(), match.route, request)
+    wire, headers = framed(events, request.scope), HEADERS | coding
     try:
         client = await routes.open(match, request, wire)
     except (UnknownTopic, AccessDenied):
@@ -71,13 +75,13 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response | 
         return Response(headers=HEADERS, media_type="text/event-stream")
     await begun(client)
     if not isinstance(wire, Framed):
-        return StreamResponse(client.stream(), client.close)
+        return StreamResponse(client.stream(), client.close, headers)
 
     async def otherwise() -> Response:
-        plain = await begun(await routes.open(match, request, Sse()))
-        return StreamResponse(plain.stream(), plain.close)
+        again = await begun(await routes.open(match, request, events))
+        return StreamResponse(again.stream(), again.close, headers)
 
-    return DirectResponse(client, otherwise, {**HEADERS, "Content-Type": MEDIA_TYPE})
+    return DirectResponse(client, otherwise, {**headers, "Content-Type": MEDIA_TYPE})
 
 
 async def begun(client: Client) -> Client:

@@ -69,7 +69,11 @@ def is_stream(headers: httpx.Headers | dict[str, str]) -> None:
     assert headers["content-type"] == "text/event-stream; charset=utf-8"
     assert headers["cache-control"] == "no-store, no-transform"
     assert headers["x-accel-buffering"] == "no"
-    assert {each.strip() for each in headers["vary"].split(",")} == {"Origin", "Accept"}
+    assert {each.strip() for each in headers["vary"].split(",")} == {
+        "Origin",
+        "Accept",
+        "Accept-Encoding",
+    }
 
 
 # -- heads -------------------------------------------------------------------------

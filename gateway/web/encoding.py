@@ -1,0 +1,43 @@
+"""Whether an answer goes out compressed (RFC 9110 12.5.3).
+
+It does where the client names gzip and wants it no less than what is plain. All clients of a view
+that do share what is deflated, so browsers, which all ask for it, get it by default; `none` is
+for routes where lengths must not tell of contents (BREACH), or proxies that hold gzip back.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import HTTPConnection
+
+from ..config import Route
+from ..hub.gzip import Gzip
+from ..hub.wire import Wire
+from ..wire import gzip
+from .accept import ranges
+
+GZIP = {"Content-Encoding": "gzip"}
+
+
+def encoded(wire: Wire, route: Route, request: HTTPConnection) -> tuple[Wire, dict[str, str]]:
+    """The wire of a stream, and the headers that say what it is."""
+    return (Gzip(wire), GZIP) if _gzips(route, request) else (wire, {})
+
+
+def whole(body: bytes, route: Route, request: HTTPConnection) -> tuple[bytes, dict[str, str]]:
+    """The same of an answer that is there at once; a small one stays as it is."""
+    if len(body) < gzip.WORTHWHILE or not _gzips(route, request):
+        return body, {}
+    return gzip.whole(body), GZIP
+
+
+def prefers_gzip(header: str) -> bool:
+    """Is gzip named, and worth no less than plain bytes? These are worth what `*` is where they
+    are not named, and are what is left to a client that takes nothing."""
+    weights = dict(reversed(list(ranges(header))))
+    named = max(weights.get("gzip", 0.0), weights.get("x-gzip", 0.0))
+    return named > 0 and named >= weights.get("identity", weights.get("*", 0.0))
+
+
+def _gzips(route: Route, request: HTTPConnection) -> bool:
+    header = ",".join(request.headers.getlist("accept-encoding"))
+    return route.with_.compression == "gzip" and prefers_gzip(header)
