@@ -15,7 +15,6 @@ from ..core.reading import Since
 from ..core.record import TopicPartition
 from ..core.subscription import Subscription
 from ..core.token import Token
-from . import resume
 from .lacks import Lacks
 from .outlet import Outlet
 from .pump import Fan
@@ -265,7 +264,7 @@ class Client:
         tail = self._shared.tail
         data: dict[str, Any] = {
             "topics": list(tail.ids),
-            "partitions": resume.named(tail.logs),
+            "partitions": self._shared.named(),
             "pending": [{"topic": tp.topic, "partition": tp.partition} for tp in pending],
             "resume": "exact" if tail.exact else "batch",
         }

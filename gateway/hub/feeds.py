@@ -26,6 +26,7 @@ from ..kafka.fetcher import Fetcher
 from .shared import SharedTail
 from .transform import Transformer
 
+REFRESH = 0.02  # seconds from one look at all partitions of a tail to the next
 STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
 
 
@@ -53,6 +54,7 @@ class Feeds:
     ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, Feed] = {}
+        self.by_topic: dict[str, list[Feed]] = {}
         self.fetcher = Fetcher(cluster, self._deliver, rest=rest)
         self._rest = rest
         self._topic = topic
@@ -76,15 +78,15 @@ class Feeds:
 
     def close_topic(self, topic: str) -> None:
         """Nobody looks at it any more."""
-        for tp in [tp for tp in self.by_partition if tp.topic == topic]:
-            self.fetcher.drop(tp)
-            del self.by_partition[tp]
+        for feed in self.by_topic.pop(topic, ()):
+            self.fetcher.drop(feed.log.tp)
+            del self.by_partition[feed.log.tp]
         self._tails.pop(topic, None)
         self.cluster.metadata.unwatch(topic)
 
     @property
     def topics(self) -> set[str]:
-        return {tp.topic for tp in self.by_partition} | self._tails.keys()
+        return self.by_topic.keys() | self._tails.keys()
 
     def attach(self, shared: SharedTail) -> None:
         """Let a new tail take part in its partitions' entries."""
@@ -104,6 +106,9 @@ class Feeds:
     def refresh_readiness(self, shared: SharedTail) -> None:
         """What has failed, or has not been heard of for a while, is pending again."""
         now = self._loop.time()
+        if now - shared.refreshed_at < REFRESH:
+            return
+        shared.refreshed_at = now
         for tp in shared.tail.logs:
             reading = self.by_partition[tp].reading
             if reading.is_ready and now - reading.heard_at > STALE:
@@ -166,6 +171,7 @@ class Feeds:
             reading = new_reading(tp, start or self._live(tp, topic), topic)
             log = Log(tp, topic.cache.bytes, topic.cache.age)
             feed = self.by_partition[tp] = Feed(reading, log)
+            self.by_topic.setdefault(tp.topic, []).append(feed)
             if topic.transforms:
                 self._transformers.setdefault(tp.topic, Transformer(topic.transforms))
             self.fetcher.add(reading, committed=topic.isolation == "read_committed")

@@ -12,6 +12,7 @@ from ..core.filters import Filters
 from ..core.record import Entry
 from ..core.spread import Spread
 from ..core.tail import Tail
+from .resume import named
 from .wire import Wire
 
 ANNOUNCE = 10.0  # seconds between `position` events where no client is owed an id
@@ -27,7 +28,10 @@ class SharedTail:
         self.tail = tail
         self.channels: dict[ChannelKey, Channel] = {}
         self.used = 0.0
+        self.refreshed_at = 0.0  # when readiness was looked at, by the loop's clock
         self.changed: set[asyncio.Future[None]] = set()
+        self._named: dict[str, int] = {}
+        self._counted = 0  # partitions when it was
         self._spread = Spread(tail)
         self._due: deque[tuple[float, Channel]] = deque()  # who is to hear of its position when
         self._owed: dict[Channel, None] = {}  # who may have sent events after its last id
@@ -35,6 +39,12 @@ class SharedTail:
     @property
     def idle(self) -> bool:
         return not any(channel.followers for channel in self.channels.values())
+
+    def named(self) -> dict[str, int]:
+        """How many partitions each topic has, as clients are told."""
+        if self._counted != len(self.tail.logs):
+            self._counted, self._named = len(self.tail.logs), named(self.tail.logs)
+        return self._named
 
     def add(self, key: ChannelKey, channel: Channel, filters: Filters) -> None:
         self.channels[key] = channel

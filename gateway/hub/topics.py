@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..config import Kafka, Topic
 from ..core.record import TopicPartition
@@ -84,8 +84,10 @@ class Topics:
         finally:
             self._held.subtract(topics)
 
-    async def open_by(self, deadline: float, topics: Iterable[str], *, known: bool) -> None:
+    async def open_by(self, deadline: float, topics: Sequence[str], *, known: bool) -> None:
         """A client is not kept waiting for brokers that do not answer, only for partitions."""
+        if all(map(self._is_fine, topics)):
+            return
         try:
             async with asyncio.timeout_at(deadline):
                 await self._open_all(topics, known=known)
@@ -119,15 +121,21 @@ class Topics:
             done.exception()
 
     def _is_open(self, name: str) -> bool:
-        return any(tp.topic == name for tp in self.feeds.by_partition)
+        return name in self.feeds.by_topic
+
+    def _is_fine(self, name: str) -> bool:
+        """It is being read, and nothing is known to be wrong with it: nobody is to be asked."""
+        known = self.cluster.topic(name)
+        if known is None or known.error or not self._is_open(name):
+            return False
+        return not all(feed.reading.cause is Cause.DENIED for feed in self.feeds.by_topic[name])
 
     async def _check_known(self, name: str) -> None:
         """A topic that is being read may have been deleted or forbidden since."""
         known = self.cluster.topic(name)
         if known is not None and known.error not in (0, DENIED):
             await self.cluster.describe(name)
-        feeds = [feed for tp, feed in self.feeds.by_partition.items() if tp.topic == name]
-        denied = all(feed.reading.cause is Cause.DENIED for feed in feeds)
+        denied = all(feed.reading.cause is Cause.DENIED for feed in self.feeds.by_topic[name])
         if denied or (known is not None and known.error == DENIED):
             raise AccessDenied(
                 f"the gateway may not read {name}; allow it DESCRIBE and READ", topic=name
@@ -194,5 +202,5 @@ class Topics:
                 await asyncio.sleep(exc.retry_after or 1.0)
 
     def _is_warm(self, name: str) -> bool:
-        feeds = [f for tp, f in self.feeds.by_partition.items() if tp.topic == name]
+        feeds = self.feeds.by_topic.get(name, [])
         return bool(feeds) and all(feed.log.next is not None for feed in feeds)

@@ -144,5 +144,6 @@ async def test_a_partition_not_heard_of_for_a_while_counts_as_pending(embedded: 
         feeds.refresh_readiness(shared)
         assert shared.tail.readiness.pending() == []
         feeds.by_partition[ONE].reading.heard_at -= 60
+        shared.refreshed_at -= 60
         feeds.refresh_readiness(shared)
         assert shared.tail.readiness.pending() == [ONE]

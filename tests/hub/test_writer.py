@@ -197,6 +197,7 @@ async def test_without_kafka_the_answer_is_an_error_soon_and_nothing_is_written_
             assert away.value.retry_after is not None
         one.up(1)
         await until(lambda: publisher.cluster.error is None)
+        publisher.patience = 30.0
         assert await writer.send("t", None, b"v", idempotency_key="1") == Produced("t", 0, 1)
         assert len(await records(one.bootstrap)) == 2
 
