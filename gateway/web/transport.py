@@ -185,16 +185,16 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         self.connections.discard(self)
         outlet = HttpOutlet(self, client, lasts=cycle.keep_alive)
-        self.cycle = self._running = self.scope = self.parser = None  # type: ignore[assignment]
+        self.parser = None  # type: ignore[assignment]  # or each would keep the other
         return outlet
 
     def _can_be_taken(self, cycle: RequestResponseCycle) -> bool:
-        begun = cycle.response_started and not cycle.response_complete and not cycle.disconnected
-        of_ours = cycle.scope["http_version"] == "1.1" and cycle.scope["method"] != "HEAD"
-        nothing_behind = cycle is self.cycle and self._phase is IDLE and not self._deaf
-        if not (begun and of_ours and nothing_behind and cycle.chunked_encoding):
+        """It has begun, in chunks, and nothing has come behind its request: the offer of a request
+        that has another behind it was withdrawn."""
+        asked = cycle.scope["method"] != "HEAD" and cycle.scope["http_version"] == "1.1"
+        if not (asked and cycle.chunked_encoding) or cycle.response_complete:
             return False
-        return not self.transport.is_closing()
+        return self._phase is IDLE and not self._deaf and not self.transport.is_closing()
 
     def go_on(self, transport: asyncio.Transport, behind: bytes | None, *, full: bool) -> None:
         """Take the connection back after a stream. behind: what came meanwhile; None if that was

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any
@@ -73,8 +74,10 @@ class Client:
 
 
 class App:
-    """`/take/<name>` is a stream by an outlet, or by `send` if there is none; `slow`, `late` and
-    `fail` are as well, in their ways; other paths say what they are."""
+    """`/take/<name>` is a stream by an outlet, or by `send` if there is none; so are some others,
+    in their ways; the rest say what they are."""
+
+    cut: Callable[[], None]
 
     def __init__(self) -> None:
         self.clients: dict[str, Client] = {}
@@ -86,8 +89,12 @@ class App:
     async def __call__(self, scope, receive, send) -> None:
         self.offers.append(scope.get("extensions", {}).get(TAKEOVER))
         kind, _, name = scope["path"].strip("/").partition("/")
-        if kind in ("take", "slow", "late", "fail"):
+        if kind in ("take", "slow", "late", "fail", "chatty", "cut"):
             await self.stream(scope, receive, send, kind, name)
+            return
+        if kind == "chunks":
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"whole"})
             return
         body = json.dumps({"path": scope["path"]}).encode()
         headers = [(b"content-length", b"%d" % len(body))]
@@ -104,6 +111,8 @@ class App:
         if kind == "late":
             body = b"x" * 500_000
             await send({"type": "http.response.body", "body": body, "more_body": True})
+        if kind == "cut":
+            self.cut()
         client.outlet = take_over(scope, client)
         if client.outlet is not None:
             self.clients[name] = client
@@ -111,6 +120,10 @@ class App:
             assert take_over(scope, client) is None  # it is gone
             if kind == "fail":
                 raise LookupError("on purpose")
+            if kind == "chatty":
+                await send({"type": "http.response.body", "body": b"nobody", "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+                assert (await receive())["type"] == "http.disconnect"
             return
         self.by_send.append(name)
         for body in (b"one", b"two"):
@@ -232,6 +245,15 @@ def begin(wire: Wire, path: str, *headers: bytes) -> None:
     assert head.status == 200 and head.headers["transfer-encoding"] == "chunked", head
 
 
+def http_of(server: Server, wire: Wire) -> GatewayProtocol:
+    (found,) = [
+        each
+        for each in server.served.connections
+        if isinstance(each, GatewayProtocol) and each.client and each.client[1] == wire.port
+    ]
+    return found
+
+
 def rest(wire: Wire) -> bytes:
     body = b""
     while chunk := wire.chunk():
@@ -268,6 +290,15 @@ def test_no_task_runs_while_a_stream_does(server):
         eventually(server.only_outlets, "the application's task goes on")
         server.push("alone", b"x")
         assert wire.chunk() == b"x"
+
+
+def test_what_an_application_sends_behind_an_outlet_is_not_heard(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/chatty/chatty")
+        eventually(server.only_outlets, "the application's task goes on")
+        server.push("chatty", b"x")
+        server.finish("chatty")
+        assert rest(wire) == b"x"
 
 
 def test_headers_of_the_application_and_of_uvicorn_are_there(server):
@@ -369,14 +400,25 @@ def test_a_stream_behind_a_stream_comes_after_it(server):
         assert rest(wire) == b"2"
 
 
-def test_a_stream_with_requests_behind_it_from_the_start_is_sent_by_asgi(server):
+@pytest.mark.parametrize("cut", [0, 2, 30])
+def test_a_stream_with_requests_behind_it_from_the_start_is_sent_by_asgi(server, cut):
+    name, behind = f"crowd-{cut}", get("/b") + get("/c", b"X: " + b"x" * 40)
+    now, later = behind[: len(behind) - cut], behind[len(behind) - cut :]
     with Wire(server.served.port) as wire:
-        wire.send(get("/take/crowd") + get("/b") + get("/c")[:-2])
+        wire.send(get(f"/take/{name}") + now)
         assert wire.answer().body == b"onetwo"
         assert json.loads(wire.answer().body) == {"path": "/b"}
-        wire.send(b"\r\n")
+        wire.send(later)
         assert json.loads(wire.answer().body) == {"path": "/c"}
-        assert "crowd" in server.app.by_send
+        assert name in server.app.by_send
+
+
+@pytest.mark.parametrize("behind", [b"nonsense\r\n\r\n", b"\0", b"G\0", b"GET \r\n"])
+def test_nonsense_behind_a_stream_from_the_start_is_refused_after_it(server, behind):
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/rude") + behind)
+        assert wire.answer().body == b"onetwo"
+        assert wire.last_answer().problem["status"] == 400
 
 
 def test_a_stream_behind_a_request_is_taken_when_its_turn_comes(server):
@@ -408,7 +450,12 @@ def test_what_comes_behind_a_stream_is_bounded(tight):
         wire.socket.settimeout(PATIENCE)
         tight.push("flood", b"still here")
         assert wire.chunk() == b"still here"
-        tight.finish("flood")
+
+        def finish() -> bool:
+            tight.client("flood").finish()
+            return bool(http_of(tight, wire).transport.is_reading())
+
+        assert tight.do(finish)  # or a reset would eat the refusal
         assert wire.chunk() == b""
         assert wire.answer().problem["status"] == 429
         eventually(lambda: not tight.served.connections, "it stays")
@@ -435,8 +482,9 @@ def test_head_and_http_1_0_are_not_taken(server):
         assert json.loads(wire.answer().body) == {"path": "/next"}
     server.app.heads["chunked"] = [(b"transfer-encoding", b"chunked")]
     with Wire(server.served.port) as wire:
-        wire.send(get("/take/chunked", method="HEAD") + get("/next"))
+        wire.send(get("/take/chunked", method="HEAD"))
         assert wire.answer_head().status == 200
+        wire.send(get("/next"))
         assert json.loads(wire.answer().body) == {"path": "/next"}
     with Wire(server.served.port) as wire:
         wire.send(b"GET /take/old HTTP/1.0\r\n\r\n")
@@ -456,8 +504,8 @@ def test_a_response_with_a_length_is_not_taken(server):
 def test_an_offer_is_for_its_own_request_alone(server):
     """Kept by an application for longer, it would take the connection from another answer."""
     with Wire(server.served.port) as wire:
-        wire.send(get("/early"))
-        wire.answer()
+        wire.send(get("/chunks"))
+        assert wire.answer().body == b"whole"
         early = server.app.offers[-1]
         assert server.do(early, Client("thief")) is None
         wire.send(get("/slow/mine"))
@@ -509,6 +557,26 @@ def test_under_uvicorns_own_protocol_it_goes_by_asgi(loop):
 
 
 # The end of a connection
+
+
+def test_a_connection_that_is_being_closed_is_not_taken(server, loop, authority):
+    """With TLS its protocol's end is under way already, and a new one would never be told."""
+    certificate = str(authority.signed("server"))
+    options = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
+    with running(GatewayProtocol, loop, **options) as secure:
+        for each in server, secure:
+            with Wire(each.served.port) as wire:
+                each.app.cut = partial(abort, each, wire)
+                if each is secure:
+                    context = authority.context()
+                    wire.socket = context.wrap_socket(wire.socket, server_hostname="localhost")
+                wire.send(get("/cut/cut"))
+                eventually(lambda each=each: "cut" in each.app.by_send, "it is not asked for")
+            eventually(lambda each=each: not each.state.tasks, "the application goes on")
+
+
+def abort(server: Server, wire: Wire) -> None:
+    http_of(server, wire).transport.abort()
 
 
 @pytest.mark.parametrize("way", ["FIN", "RST", "half-closed"])
@@ -614,11 +682,7 @@ def weakly(refs: list[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
 
 
 def things_of(server: Server, wire: Wire) -> list[weakref.ref[Any]]:
-    (protocol,) = [
-        each
-        for each in server.served.connections
-        if isinstance(each, GatewayProtocol) and each.client and each.client[1] == wire.port
-    ]
+    protocol = http_of(server, wire)
     cycle = protocol._running
     things = [protocol, protocol.flow]
     if cycle is not None and not cycle.response_complete:
@@ -662,7 +726,10 @@ def test_what_is_written_to_a_full_outlet_comes_all_the_same(tight):
         tight.do(client.outlet.write, framed(b"y"))
         tight.finish("more")
         wire.send(get("/next"))
+        http = http_of(tight, wire)
+        assert http.flow.write_paused
         assert rest(wire) == b"x" * 1_000_000 + b"y"
+        eventually(lambda: not http.flow.write_paused, "it stays paused")
         assert json.loads(wire.answer().body) == {"path": "/next"}
         assert not client.drains
 
