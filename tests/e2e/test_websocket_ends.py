@@ -7,6 +7,7 @@ import asyncio
 import socket as sockets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from random import Random
 from typing import Any
 
 import pytest
@@ -189,6 +190,76 @@ async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing
         await until(lambda: not hub.clients and not hub.leaving, lambda: f"{hub.clients}", WITHIN)
         await until(lambda: not held() - before, lambda: f"left: {held() - before}", WITHIN)
         assert sum(len(c.followers) for s in hub._tails.values() for c in s.channels.values()) == 0
+
+
+async def test_a_socket_that_is_idle_has_no_task_and_no_handshake(kafka: EmbeddedKafka):
+    async with in_process(config(kafka)) as (url, app), AsyncExitStack() as stack:
+        quiet = {"ping_interval": None}  # or each client would have a task for it
+        first = await stack.enter_async_context(Multiplex(url, "/records/orders", **quiet))
+        await first.next(None, "begin")
+        await until(lambda: not serving(), "the end of its handshake")
+        before = held().tasks
+        sockets = [
+            await stack.enter_async_context(Multiplex(url, path, **quiet))
+            for path in ("/records/orders", "/ws") * 20
+        ]
+        for n, each in enumerate(sockets):
+            if n % 2:
+                await each.subscribe("a", "/records/stock")
+            else:
+                await each.next(None, "begin")
+        await until(lambda: not serving(), "the end of their handshakes")
+        more = held().tasks - before  # some of Kafka's; of each client the one that reads it
+        assert [name for name, count in more.items() if count >= 10] == ["Multiplex._read"]
+        assert len(app.state.hub.clients) == 41
+
+
+def serving() -> bool:
+    return any("WebSocketProtocol" in name for name in held().tasks)
+
+
+async def test_no_client_gets_a_byte_that_is_for_another_when_numbers_of_connections_are_reused(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    """Frames go past the transport to a descriptor; its number is another client's at once."""
+    random, topics = Random(5), ("orders", "stock")
+    async with in_process(config(kafka)) as (url, app):
+        over = asyncio.Event()
+
+        async def write() -> None:
+            while not over.is_set():
+                for topic in topics:
+                    await oracle.produce(topic, 5)
+                await asyncio.sleep(0)
+
+        writing = asyncio.create_task(write())
+        present: list[tuple[str, Multiplex]] = []
+        seen = 0
+        for n in range(150):
+            topic = topics[n % 2]
+            socket = await Multiplex(url, f"/records/{topic}").__aenter__()
+            present.append((topic, socket))
+            if len(present) > 12:
+                topic, socket = present.pop(random.randrange(len(present)))
+                seen += only(topic, socket)
+                socket.socket.transport.abort()
+                await socket.__aexit__()
+        for topic, socket in present:
+            await socket.wait(lambda socket=socket: socket.tally.get(None, 0) > 10)
+            seen += only(topic, socket)
+            await socket.__aexit__()
+        over.set()
+        await writing
+        assert seen > 500
+        await until(lambda: not app.state.hub.clients, "the end of the subscriptions", WITHIN)
+
+
+def only(topic: str, socket: Multiplex) -> int:
+    """Its records, all of them of this topic; it was not closed, as for a broken frame."""
+    assert socket.code is None
+    assert {record["topic"] for record in socket.records(None)} <= {topic}
+    assert {begin["topics"][0] for begin in socket.of(None, "begin")} <= {topic}
+    return len(socket.records(None))
 
 
 async def come_and_go(url: str, oracle: Oracle, n: int) -> None:
