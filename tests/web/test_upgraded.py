@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import ssl
 import threading
 import time
 import weakref
@@ -597,26 +598,38 @@ def test_a_peer_that_vanished_is_noticed_by_the_kernel(echo: Running):
         assert socket.text() == "a"
 
 
-def test_over_tls(tmp_path, start: Start):
-    import ssl
-
+@pytest.mark.parametrize("loop", LOOPS)
+def test_over_tls(tmp_path, loop: str):
     authority = Authority(tmp_path)
     signed = str(authority.signed("server"))
     files = {"ssl_certfile": signed, "ssl_keyfile": signed}
+    context = ssl.create_default_context(cafile=str(authority.path))
     app = App()
-    loop = uvloop.new_event_loop
-    with serving(app, GatewayProtocol, loop, ws=Unhurried, **files) as served:
-        with Socket(served.port) as socket:
-            context = ssl.create_default_context(cafile=str(authority.path))
-            socket.socket = context.wrap_socket(socket.socket, server_hostname="localhost")
-            socket.send(handshake("/"))
-            assert socket.answer_head().status == 101
+
+    def opened(path: str, **options: int) -> Socket:
+        socket = Socket(served.port, **options)
+        socket.socket = context.wrap_socket(socket.socket, server_hostname="localhost")
+        socket.send(handshake(path))
+        assert socket.answer_head().status == 101
+        return socket
+
+    with serving(app, GatewayProtocol, LOOPS[loop], ws=Unhurried, **files) as served:
+        with opened("/") as socket:
             socket.send(frame(TEXT, b"a" * 200_000))
             assert socket.text() == "a" * 200_000
             socket.send(frame(3))
             while (said := socket.said()).opcode != CLOSE:
                 pass
             assert said.code == 1002
+        eventually(lambda: not served.connections, "nothing is left")
+        with opened("/framed") as socket:
+            socket.send(frame(TEXT, b"a" * 200_000) + frame(TEXT, b"b"))
+            assert [socket.text(), socket.text()] == ["a" * 200_000, "b"]
+        with opened("/flooding", receive_buffer=4096) as socket:
+            connection = Running(served, app).connection()
+            eventually(lambda: connection.full, "a full buffer")
+            assert connection.transport.get_write_buffer_size() < 1024 * 1024
+            assert [socket.text() for _ in range(100)] == ["a" * 60_000] * 100
         eventually(lambda: not served.connections, "nothing is left")
 
 
