@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 import traceback
@@ -21,6 +22,7 @@ from .kafka import RealKafka, real_kafka
 from .peers.peer import Peer
 from .works.work import Cell
 
+LONGEST = 45.0  # s; what one of a work and a peer takes, and the end
 err = Console(stderr=True, highlight=False)
 Plan = list[tuple[str, Peer]]
 
@@ -46,6 +48,9 @@ def main(
         bool, typer.Option("--new", help="Begin anew where the last run was interrupted.")
     ] = False,
     dry: Annotated[bool, typer.Option("--dry", help="Print the table, keep nothing.")] = False,
+    minutes: Annotated[
+        float, typer.Option(help="After these it ends; the same command goes on with the rest.")
+    ] = 20.0,
     note: Annotated[str, typer.Option(help="Kept with the result: what else ran.")] = "",
     results_in: Annotated[Path, typer.Option("--results", help="Where runs are kept.")] = (
         results.DIRECTORY
@@ -75,7 +80,8 @@ def main(
         run = Run.new(within, {**results.machine(note), **machine.facts()}, asked)
     else:
         err.print(f"going on with {run.folder}: {len(run.cells)} are done")
-    ok = measure(run, plan(run, [peers[name] for name in asked["peers"]]))
+    ends = time.monotonic() + 60 * minutes - LONGEST
+    ok = measure(run, plan(run, [peers[name] for name in asked["peers"]]), ends)
     print(report.as_markdown(run))
     raise typer.Exit(0 if ok else 1)
 
@@ -93,8 +99,11 @@ def plan(run: Run, peers: list[Peer]) -> Plan:
     ]
 
 
-def measure(run: Run, cells: Plan) -> bool:
-    """True if none failed. What was found before ^C is kept."""
+def measure(run: Run, cells: Plan, ends: float = math.inf) -> bool:
+    """True if none failed and nobody interrupted. What was found before ^C is kept.
+
+    ends: when no more are begun (`time.monotonic()`).
+    """
     machine.settle()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with us
     failed = 0
@@ -104,12 +113,16 @@ def measure(run: Run, cells: Plan) -> bool:
     with bar, real_kafka(1) as kafka:
         task = bar.add_task("starting", total=len(cells))
         for work, peer in cells:
+            if time.monotonic() > ends:
+                err.print("the time is up; the same command goes on from here")
+                break
             bar.update(task, description=f"{work:10} {peer.name:14}")
             bar.refresh()
             try:
                 cell = one(kafka, work, peer)
             except KeyboardInterrupt:
                 err.print("interrupted; the same command goes on from here")
+                failed += 1
                 break
             except Exception:
                 failed += 1

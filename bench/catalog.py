@@ -14,7 +14,7 @@ from .peers.nchan import Nchan
 from .peers.ours import Ours
 from .peers.peer import Peer
 from .peers.raw import Raw
-from .works import broadcast, catchup, first, idle, loop, pace, partitions, storm
+from .works import broadcast, catchup, deflate, first, idle, loop, pace, partitions, storm
 from .works.work import Cell
 
 Work: TypeAlias = Callable[[Kafka, Peer], Coroutine[Any, Any, Cell]]
@@ -35,9 +35,9 @@ PEERS: Sequence[Peer] = (
 )
 
 WORKS: Mapping[str, Work] = {
-    "broadcast": partial(broadcast.run, size=broadcast.Size()),
-    "joined": partial(broadcast.run, size=broadcast.Size(joined=10)),
-    "lat": partial(pace.run, size=pace.Size(seconds=2.0, repeats=5)),
+    "broadcast": partial(broadcast.run, size=broadcast.Size(seconds=0.8)),
+    "joined": partial(broadcast.run, size=broadcast.Size(joined=10, seconds=0.6)),
+    "lat": partial(pace.run, size=pace.Size(seconds=1.6, repeats=5)),
     "sat": partial(pace.run, size=pace.Size(rate=2000, seconds=1.5, timed=10, repeats=5)),
     "keys": partial(
         pace.run, size=pace.Size(clients=2000, keys=True, rate=4000, seconds=2.0, repeats=3)
@@ -49,7 +49,8 @@ WORKS: Mapping[str, Work] = {
     "partitions": partial(partitions.run, size=partitions.Size()),
     "clients": partial(
         broadcast.run,
-        size=broadcast.Size(clients=(10, 100, 1000, 5000, 10_000), seconds=1.5, repeats=1),
+        size=broadcast.Size(clients=(10, 100, 1000, 5000, 10_000), seconds=1.0, repeats=1),
     ),
+    "deflate": partial(deflate.run, size=deflate.Size()),
     "loop": partial(loop.run, size=loop.Size()),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import zlib
 from collections.abc import Callable
 from typing import cast
 
@@ -16,7 +17,7 @@ from .crowd import PATIENCE, PIPES
 from .feed import Wire
 from .records import MARK
 
-_VALUE = rb'\{"m":"~","at":\d{16},"n":(\d+),"pad":"x*"\}'
+_VALUE = rb'\{"m":"~","at":\d{16},"n":(\d+),"pad":"[a-z ]*"\}'
 _EVENT = re.compile(rb"data: ?" + _VALUE + rb"\n(?:id: ?\S+\n)?\n")
 _RECORD = re.compile(_VALUE)
 _ID = re.compile(rb"^id: ?(\S+)$", re.MULTILINE)
@@ -89,6 +90,9 @@ class Connection(asyncio.Protocol):
         self.rest = b""
         self.text = b""
         self.chunked = False
+        self.received = 0  # bytes behind the head
+        self.gzip: zlib._Decompress | None = None
+        self.compressed = False  # something came so
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -111,11 +115,19 @@ class Connection(asyncio.Protocol):
                 self.transport.abort()
                 return
             self.chunked = b"chunked" in head.lower()
+            if b"\r\ncontent-encoding: gzip" in head.lower():
+                self.gzip = zlib.decompressobj(31)
             self.opened.set_result(None)
+        self.received += len(data)
         if client.wire is Wire.WS:
             self._frames(client, self.rest + data)
-        else:
-            self._events(client, self._dechunked(self.rest + data) if self.chunked else data)
+            return
+        if self.chunked:
+            data = self._dechunked(self.rest + data)
+        if self.gzip is not None and data:
+            self.compressed = True
+            data = self.gzip.decompress(data)
+        self._events(client, data)
 
     def _dechunked(self, data: bytes) -> bytes:
         """What is whole of chunked data; the rest is kept (RFC 9112 7.1)."""
@@ -146,14 +158,18 @@ class Connection(asyncio.Protocol):
         """RFC 6455 5.2; messages are one frame each here."""
         at = 0
         while len(data) - at >= 2:
-            opcode, size, body = data[at] & 15, data[at + 1], at + 2
+            first, size, body = data[at], data[at + 1], at + 2
             wide = {126: 2, 127: 8}.get(size, 0)
             if wide:
                 size = int.from_bytes(data[body : body + wide], "big")
                 body += wide
             if len(data) < body + size:
                 break
-            self._message(client, opcode, data[body : body + size])
+            payload = data[body : body + size]
+            if first & 0x40:  # RFC 7692 7.2.2; every message by itself
+                self.compressed = True
+                payload = zlib.decompressobj(-15).decompress(payload + b"\0\0\xff\xff")
+            self._message(client, first & 15, payload)
             at = body + size
         self.rest = data[at:]
 

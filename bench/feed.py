@@ -44,9 +44,17 @@ class KafkaFeed:
     channel: the header that is to name the client's key, or `all`."""
 
     def __init__(
-        self, servers: str, topic: str, partitions: int, joined: int = 1, channel: str = ""
+        self,
+        servers: str,
+        topic: str,
+        partitions: int,
+        joined: int = 1,
+        *,
+        channel: str = "",
+        prose: bool = False,
     ) -> None:
         self.sent = 0
+        self._prose = prose
         self._topic = topic
         self._partitions = partitions
         self._turn = 0
@@ -71,7 +79,7 @@ class KafkaFeed:
         if self._channel:
             where["headers"] = {self._channel: where.get("key", b"all")}
         for _ in range(count):
-            self._client.produce(self._topic, value(self.sent), **where)
+            self._client.produce(self._topic, value(self.sent, prose=self._prose), **where)
             self.sent += 1
         self._client.poll(0)
 
@@ -147,11 +155,11 @@ class RawFeed:
         return seal(self._token.text(), self._view)
 
 
-async def steadily(feed: Feed, rate: float, seconds: float, keys: int = 0) -> None:
-    """`rate` records a second; with `keys` each has another client's key, in turns."""
+async def steadily(feed: Feed, rate: float, seconds: float, keys: int = 0, joined: int = 1) -> None:
+    """`rate` records a second, so many at once; with `keys` each has another client's key."""
     began, n = time.monotonic(), 0
     while (now := time.monotonic() - began) < seconds:
         while n < now * rate:
-            feed.send(key=n % keys if keys else None)
-            n += 1
+            feed.send(joined, key=n % keys if keys else None)
+            n += joined
         await asyncio.sleep(POLL)

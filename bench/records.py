@@ -9,6 +9,7 @@ WebSocket frame). `at` is `time.monotonic()` in us, the same clock in every proc
 
 from __future__ import annotations
 
+import random
 import re
 import time
 
@@ -19,9 +20,16 @@ NUMBER = re.compile(rb'"n":(\d+)')
 _BASE = 10**15  # so that `at` has the same width on a machine that has just been started
 
 
-def value(n: int, size: int = SIZE) -> bytes:
+# Letters drawn as in English, without its words: deflate makes about 0.6 of them.
+_PROSE = bytes(random.Random(1).choices(b"eeeettaaooiinnsshhrrdlcum   ", k=4096))
+
+
+def value(n: int, size: int = SIZE, *, prose: bool = False) -> bytes:
+    """prose: the padding is not one letter, for what compresses."""
     head = b'{"m":"~","at":%d,"n":%d,"pad":"' % (_BASE + time.monotonic_ns() // 1000, n)
-    return head + b"x" * (size - len(head) - 2) + b'"}'
+    count = size - len(head) - 2
+    at = n * 61 % (len(_PROSE) - size)
+    return head + (_PROSE[at : at + count] if prose else b"x" * count) + b'"}'
 
 
 def seconds(at: bytes) -> float:

@@ -29,7 +29,7 @@ class Centrifugo:
     wire: Wire
     greeting: bytes = b'"connect"'
     most: int = 10_000
-    skips: frozenset[str] = frozenset({"partitions", "loop", "catchup"})
+    skips: frozenset[str] = frozenset({"partitions", "loop", "catchup", "deflate"})
 
     @property
     def name(self) -> str:
@@ -45,7 +45,9 @@ class Centrifugo:
             file = Path(folder) / "config.json"
             file.write_text(json.dumps(configuration(kafka, topic, port)))
             async with program(port, "centrifugo", "--config", str(file)) as pid:
-                feed = KafkaFeed(kafka.servers, topic, shape.partitions, shape.joined, HEADER)
+                feed = KafkaFeed(
+                    kafka.servers, topic, shape.partitions, shape.joined, channel=HEADER
+                )
                 try:
                     yield Served(pid, port, feed, partial(self._request, shape))
                 finally:

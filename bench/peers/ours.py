@@ -6,6 +6,8 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 from support.gateways import config_for, running_gateway
@@ -16,6 +18,11 @@ from ..machine import pinned
 from .peer import Served, Shape, sse_request, ws_request
 
 COMMAND = (sys.executable, "-m", "gateway")
+GZIP = ("Accept-Encoding: gzip",)
+DEFLATE = (
+    "Sec-WebSocket-Extensions: permessage-deflate; "
+    "server_no_context_takeover; client_no_context_takeover",
+)
 
 
 @dataclass(frozen=True)
@@ -39,23 +46,13 @@ class Ours:
     @asynccontextmanager
     async def serve(self, kafka: Kafka, shape: Shape) -> AsyncIterator[Served]:
         topic = kafka.topic(shape.partitions)
-        path = "/own/{key}" if shape.keys else "/all"
-        target: dict[str, object] = {"topic": topic, "format": "value"}
-        if shape.keys:
-            target["filters"] = [{"key": "${params.key}"}]
-        routes = [{"when": [{"path": path}], "with": target}]
-        config = config_for(shape.servers or kafka.servers, [topic], routes)
+        config = _configuration(shape.servers or kafka.servers, topic, shape)
         command = pinned(*(shape.command or COMMAND), "run", "-c")
         async with running_gateway(config, command=command) as gateway:
-            feed = KafkaFeed(kafka.servers, topic, shape.partitions, shape.joined)
-
-            def request(n: int, token: bytes) -> bytes:
-                at = path.format(key=n)
-                if self.wire is Wire.SSE:
-                    return sse_request(at, token)
-                return ws_request(at + (f"?lastEventId={quote(token)}" if token else ""))
-
-            served = Served(gateway.pid, gateway.port, feed, request)
+            feed = KafkaFeed(
+                kafka.servers, topic, shape.partitions, shape.joined, prose=shape.prose
+            )
+            served = Served(gateway.pid, gateway.port, feed, partial(self._request, shape))
 
             async def restart() -> None:
                 await gateway.restart()
@@ -66,3 +63,19 @@ class Ours:
                 yield served
             finally:
                 feed.close()
+
+    def _request(self, shape: Shape, n: int, token: bytes) -> bytes:
+        path = f"/own/{n}" if shape.keys else "/all"
+        if self.wire is Wire.SSE:
+            return sse_request(path, token, *(GZIP if shape.compressed else ()))
+        path += f"?lastEventId={quote(token)}" if token else ""
+        return ws_request(path, *(DEFLATE if shape.compressed else ()))
+
+
+def _configuration(servers: str, topic: str, shape: Shape) -> dict[str, Any]:
+    target: dict[str, object] = {"topic": topic, "format": "value"}
+    if shape.keys:
+        target["filters"] = [{"key": "${params.key}"}]
+    routes = [{"when": [{"path": "/own/{key}" if shape.keys else "/all"}], "with": target}]
+    listen = {"listen": {"websocket": {"compression": True}}} if shape.compressed else {}
+    return config_for(servers, [topic], routes, **listen)

@@ -33,6 +33,7 @@ class Shape:
     joined: records of one `send` that are one batch.   keys: each client has its own.
     servers: where Kafka is for the server, if not directly.
     history: records that a client may be behind.        command: starts the gateway.
+    prose: values are text.                              compressed: clients ask for it.
     """
 
     partitions: int = 12
@@ -41,6 +42,8 @@ class Shape:
     servers: str = ""
     history: int = 0
     command: tuple[str, ...] = ()
+    prose: bool = False
+    compressed: bool = False
 
 
 @dataclass
@@ -84,9 +87,10 @@ class Peer(Protocol):
     def serve(self, kafka: Kafka, shape: Shape) -> AbstractAsyncContextManager[Served]: ...
 
 
-def sse_request(path: str, token: bytes = b"") -> bytes:
+def sse_request(path: str, token: bytes = b"", *headers: str) -> bytes:
     last = b"Last-Event-ID: %b\r\n" % token if token else b""
     head = f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n".encode()
+    head += "".join(f"{header}\r\n" for header in headers).encode()
     return head + last + b"\r\n"
 
 

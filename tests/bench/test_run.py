@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 from io import StringIO
@@ -56,6 +57,17 @@ def test_a_line_cut_off_with_the_machine_is_measured_again(run: Run, tmp_path: P
     assert list(again.cells) == [("lat", "raw-sse")]
     again.add("lat", "gateway-sse", cell(90.0))
     assert Run.read(run.folder).cells == again.cells
+
+
+def test_when_the_time_is_up_the_rest_is_left(run: Run, monkeypatch, capsys):
+    kafka = contextlib.nullcontext(None)
+    monkeypatch.setattr(program, "real_kafka", lambda nodes: kafka)
+    monkeypatch.setattr(program.machine, "settle", lambda: None)
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    cells = [("sat", peer) for peer in catalog.PEERS[:1]]
+    assert program.measure(run, cells, ends=0.0)
+    assert not run.finished
+    assert "the time is up" in capsys.readouterr().err
 
 
 def test_a_finished_run_and_one_of_other_works_are_left_alone(run: Run, tmp_path: Path):
@@ -176,7 +188,7 @@ async def test_messages_are_read_whole_however_they_are_cut(piece: int):
 
 
 async def test_a_value_that_is_not_whole_is_damaged():
-    broken = b"data: %b\nid: t\n\n" % value(0).replace(b'"pad":"x', b'"pad":"y')
+    broken = b"data: %b\nid: t\n\n" % value(0).replace(b'"pad":"x', b'"pad":"!')
     assert received(Wire.SSE, HTTP, chunk(broken), 50).damaged == 1
 
 

@@ -19,11 +19,12 @@ from bench.peers.centrifugo import Centrifugo
 from bench.peers.ours import Ours
 from bench.peers.peer import Peer, Shape
 from bench.peers.raw import Raw
-from bench.works import broadcast, catchup, first, idle, loop, pace, partitions, storm
+from bench.works import broadcast, catchup, deflate, first, idle, loop, pace, partitions, storm
 from bench.works.work import PER_CPU, Cell, crowd_of
 from gateway.kafka.embedded import EmbeddedKafka
 
 SSE, WS = Wire
+HOW = ("plain", "compressed")
 WRITERS = [Raw(SSE), Raw(WS), Raw(SSE, compiled=True), Raw(WS, compiled=True)]
 ONE_OF_EACH = [*WRITERS, Ours(SSE), Ours(WS), ByHand("each"), ByHand("shared")]
 
@@ -166,6 +167,15 @@ async def test_records_are_spread_over_partitions(mock):
     cell = await partitions.run(mock, Ours(SSE), size)
     assert value(cell, "record bytes of a CPU second", "1 partitions") > 0
     assert value(cell, "record bytes of a CPU second", "5 partitions") > 0
+
+
+@pytest.mark.parametrize("wire", [SSE, WS])
+async def test_a_delivery_is_measured_plain_and_compressed(mock, wire):
+    size = deflate.Size(clients=3, seconds=0.2, joined=(5,))
+    cell = await deflate.run(mock, Ours(wire), size)
+    plain, squeezed = (value(cell, "bytes of a delivery", f"{how}, 5") for how in HOW)
+    told = any("did not compress" in note for note in cell.notes)
+    assert (squeezed < plain) is not told
 
 
 async def test_the_longest_callback_is_found_by_a_launcher(mock):
