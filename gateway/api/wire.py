@@ -17,7 +17,7 @@ import orjson
 
 from ..core import channel
 from ..core.counted import Sum
-from ..core.record import Entry, TopicPartition
+from ..core.record import News, TopicPartition
 from ..core.record import Record as Entered
 from ..formats import Format
 from ..formats.event import Payload
@@ -65,7 +65,7 @@ class ObjectEncoder:
         self._partitions: list[TopicPartition] = []
         self._head: Format = projected(self._record, fields) if fields else self._record
 
-    def head(self, entry: Entry) -> bytes | None:
+    def head(self, entry: News) -> bytes | None:
         if type(entry) is Entered:
             return self._head(entry)[1]
         told = tell(entry)

@@ -16,15 +16,18 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from .channel import Chunk, CohortKey, Event
+from .conflation import Stretch, weight
 from .log import Log
 from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
 from .record import Entry, Gap, Reason, Record, TopicPartition
 from .slow import SlowClient
+from .snapshot import Snapshot
 from .token import TokenWriter
 
 if TYPE_CHECKING:
     from .subscription import Subscription
 
+STRETCH = 1 << 20  # bytes of records that are gathered at most before they are sent
 QUANTUM = 16 * 1024  # bytes of one partition before another has its turn
 ENTRY_COST = 16  # of the budget, for an entry that may be filtered out
 BACKLOG = 1 << 18  # bytes of records from Kafka that wait for a client to take them
@@ -39,18 +42,21 @@ class Alone:
     """
 
     __slots__ = (
-        "_backlog", "_events", "_key", "_left", "_out", "_reads", "_seen", "_short", "_skipped",
-        "_spared", "_sub", "_told", "_turns", "_writer", "backlog", "own",
+        "_backlog", "_conflated", "_events", "_fed", "_flush", "_key", "_left", "_out", "_reads",
+        "_seen", "_short", "_skipped", "_spared", "_stretches", "_sub", "_told", "_turns",
+        "_writer", "own",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
         self.own: Position = {}
-        self.backlog = 0  # bytes of records from Kafka that wait to be taken
+        self._fed = 0  # bytes of `_backlog`
         self._sub = subscription
         self._backlog: dict[TopicPartition, deque[Entry]] = {}
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
         self._skipped: set[TopicPartition] = set()
         self._short: set[TopicPartition] = set()
+        self._conflated: set[TopicPartition] = set()  # of these the latest of each key is sent
+        self._stretches: dict[TopicPartition, Stretch] = {}
         self._reads: Callable[[TopicPartition], bool] = lambda tp: True
         self._spared: set[TopicPartition] = set()
         self._seen = subscription.channel.first
@@ -59,12 +65,19 @@ class Alone:
         self._out: list[bytes] = []
         self._events: list[Event] = []
         self._left = 0
+        self._flush = False
         self._writer: TokenWriter | None = None
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of records that wait to be taken."""
+        return self._fed + sum(stretch.bytes for stretch in self._stretches.values())
 
     @property
     def over(self) -> bool:
         """It rides with everything again, and was told all."""
-        return not (self.own or self._told or self._skipped or self._short or self._sub.bounded)
+        waits = self.own or self._told or self._skipped or self._short
+        return not (waits or self._sub.bounded or self._sub.snapshot)
 
     def take(self, budget: int) -> bytes:
         """As `Subscription.take`, of which this is the longer way."""
@@ -128,13 +141,19 @@ class Alone:
             return
         log = self._sub.channel.tail.logs[tp]
         self._backlog[tp] = deque(takewhile(log.admits, entries))
-        self.backlog += sum(map(_weight, self._backlog[tp]))
+        self._fed += sum(map(weight, self._backlog[tp]))
 
-    def fall(self, position: Position, *, skip: bool) -> None:
-        """Go on from here; skip: leave out what lies between."""
+    def fall(self, position: Position) -> None:
+        """Go on from here, and leave out what the client's policy says."""
         parted = self._part(position)
-        if skip:
+        if self._sub.slow is SlowClient.SKIP:
             self._skipped |= parted
+        elif self._sub.slow is SlowClient.CONFLATE:
+            self._conflated |= parted
+
+    def conflate(self, tps: Iterable[TopicPartition]) -> None:
+        """Until it rides with these, it is sent the latest of each key."""
+        self._conflated.update(tps)
 
     # what holds nothing for its client
 
@@ -225,6 +244,9 @@ class Alone:
             return
         if sub.slow is SlowClient.DISCONNECT:
             sub.ended = "slow"
+        elif sub.slow is SlowClient.CONFLATE:
+            self._conflated |= self._short
+            self._short = set()
         else:
             self._skipped |= self._short
             self._short = set()
@@ -266,7 +288,7 @@ class Alone:
         if not told:
             return
         for tp, place, _ in told:
-            self._drop_backlog(tp)  # what lies before the gap's end is not sent any more
+            self._drop(tp)  # what lies before the gap's end is not sent any more
             self.put(tp, place)
         for _, _, gap in told:
             self._events.append(Event(gap.tp, sub.channel.encoder.head(gap) or b"", None))
@@ -277,6 +299,8 @@ class Alone:
 
     def _read_alone(self) -> None:
         sub = self._sub
+        conflates = sub.channel.tail.conflates or bool(self._conflated)
+        self._flush = conflates or sub.snapshot is not None
         self._turns = deque(tp for tp in self._turns if tp in self.own)
         self._turns.extend(sorted(self.own.keys() - set(self._turns)))
         idle = 0
@@ -284,7 +308,11 @@ class Alone:
             tp = self._turns[0]
             self._turns.rotate(-1)
             idle = 0 if tp in self.own and self._read(tp) else idle + 1
-        if self._writer is not None and self._events and not sub.channel.tail.exact:
+        if sub.snapshot is not None:
+            self._close_snapshot(sub.snapshot)
+        if self._writer is not None and self._events and self._flush:
+            self._events[-1] = self._events[-1]._replace(text=self._writer.text())
+        elif self._writer is not None and self._events and not sub.channel.tail.exact:
             self._events.append(Event(None, sub.channel.encoder.position(), self._writer.text()))
         if sub.until is not None and all(self._reached(tp) for tp in self.own):
             sub.ended = sub.ended or "until"
@@ -293,22 +321,21 @@ class Alone:
         """Send what there is of one partition; False if there was nothing."""
         sub = self._sub
         log = sub.channel.tail.logs.get(tp)
-        if log is None or not self._placed(tp, log):
+        if log is None or not self._placed(tp, log) or self._is_held(tp):
             return False
         if sub.credit == 0:
             return self._join(tp)
-        quantum = self._left - QUANTUM
-        progress = False
-        for entry in self._entries(tp, log):
-            progress = True
+        left = self._left
+        quantum = left - QUANTUM
+        for entry in self._entries(tp, log, quantum):
             place = Place(entry.next, entry.epoch, log.lineage)
             self.put(tp, place)
             self._left -= ENTRY_COST
             self._send(entry, place)
             spent = self._left <= max(0, quantum) or sub.credit == 0
-            if spent or sub.ended or self._reached(tp):
+            if spent or sub.ended or self._reached(tp) or self._is_held(tp):
                 break
-        return self._join(tp) or progress
+        return self._join(tp) or self._left < left
 
     def _placed(self, tp: TopicPartition, log: Log) -> bool:
         """Bring the place into the log's present lineage, if it can be read at all."""
@@ -319,7 +346,7 @@ class Alone:
             self.put(tp, log.origin)
             return self._placed(tp, log)
         if place.lineage != log.lineage:
-            self._drop_backlog(tp)
+            self._drop(tp)
             gap, place = log.rebase(place)
             self.put(tp, place)
             if gap is not None:
@@ -327,20 +354,64 @@ class Alone:
         parted, sure = log.parted(place)
         if parted is None:
             return True
-        self._drop_backlog(tp)
+        self._drop(tp)
         self.put(tp, parted if sure else place._replace(lineage=UNVERIFIED))
         if sure:
             self._send(_truncated(tp, place, parted), parted)
         return sure
 
-    def _entries(self, tp: TopicPartition, log: Log) -> Iterator[Entry]:
-        """What follows its place, and not more than the tail has seen: it is joined there. One
+    def _entries(self, tp: TopicPartition, log: Log, left: int) -> Iterator[Entry]:
+        """What is to be sent next of it. left: of the budget, when another has its turn."""
+        if self._reached(tp):
+            return iter(())
+        if self._sub.snapshot is not None and self._sub.snapshot.is_fresh(tp):
+            return self._given(tp)
+        if self._sub.channel.tail.conflates or tp in self._conflated:
+            return self._gathered(tp, log, left)
+        return self._following(tp, log, self.own[tp])
+
+    def _gathered(self, tp: TopicPartition, log: Log, left: int) -> Iterator[Entry]:
+        """The latest of each key, of as much as there is; it may take some turns to see it all.
+        What is not sent in one turn is what the next one begins with."""
+        place, stretch = self.own[tp], self._stretches.get(tp)
+        if stretch is None or stretch.done:
+            assert place.offset is not None
+            accepts = self._sub.channel.accepts
+            stretch = Stretch(tp, place.offset, place.epoch, STRETCH, accepts)
+        end = self._end(tp)
+        if not stretch.closed:
+            self._stretches[tp] = stretch
+            at = Place(stretch.end, stretch.epoch, log.lineage)
+            for entry in self._following(tp, log, at):
+                stretch.add(entry)
+                self._left -= ENTRY_COST
+                if stretch.full or (end is not None and stretch.end >= end):
+                    break
+                if self._left <= max(0, left):
+                    return
+            stretch.close()
+        yield from stretch.take()
+
+    def _given(self, tp: TopicPartition) -> Iterator[Entry]:
+        """What was brought of its table."""
+        while backlog := self._backlog.get(tp):
+            entry = backlog.popleft()
+            self._fed -= weight(entry)
+            yield entry
+
+    def _end(self, tp: TopicPartition) -> int | None:
+        """Up to where it may be conflated: what ends there must not lack what came before."""
+        sub = self._sub
+        if sub.until is not None:
+            return sub.until.get(tp, 0)
+        return sub.snapshot.ends.get(tp) if sub.snapshot is not None else None
+
+    def _following(self, tp: TopicPartition, log: Log, place: Place) -> Iterator[Entry]:
+        """What comes after a place, and not more than the tail has seen: it is joined there. One
         with an end of its own never joins."""
         sub = self._sub
-        place, end = self.own[tp], sub.channel.tail.position[tp]
+        end = sub.channel.tail.position[tp]
         assert place.offset is not None
-        if self._reached(tp):
-            return
         bounded = sub.bounded
         if not bounded and end.lineage != log.lineage:
             return
@@ -354,7 +425,7 @@ class Alone:
             if not bounded and backlog[0].next > (end.offset or 0):
                 return
             entry = backlog.popleft()
-            self.backlog -= _weight(entry)
+            self._fed -= weight(entry)
             yield entry
 
     def _join(self, tp: TopicPartition) -> bool:
@@ -364,9 +435,12 @@ class Alone:
         now = tail.position[tp]
         if sub.bounded or (place.offset, place.lineage) != (now.offset, now.lineage):
             return False
+        if sub.snapshot is not None and (tp in sub.snapshot.left or not sub.snapshot.told):
+            return False
         del self.own[tp]
         self._key = None
-        self._drop_backlog(tp)
+        self._conflated.discard(tp)
+        self._drop(tp)
         if self._writer is not None:
             self._writer.move(tp, now.offset, tail.epoch(tp, now))
         return True
@@ -381,7 +455,7 @@ class Alone:
             self._writer.move(entry.tp, place.offset, channel.tail.epoch(entry.tp, place))
         if head is None or self._writer is None:
             return
-        text = self._writer.text() if channel.tail.exact else None
+        text = self._writer.text() if channel.tail.exact and not self._flush else None
         self._events.append(Event(entry.tp, head, text))
         self._left -= len(head) + len(text or b"")
         if channel.ends_at(entry):
@@ -391,6 +465,8 @@ class Alone:
 
     def _count(self) -> None:
         sub = self._sub
+        if sub.snapshot is not None and not sub.snapshot.told:
+            sub.snapshot.records += 1
         if sub.credit is not None:
             sub.credit -= 1
         if sub.count is not None:
@@ -403,8 +479,32 @@ class Alone:
             self._out.append(self._sub.channel.render(self._events))
             self._events = []
 
+    # a snapshot
+
+    def _is_held(self, tp: TopicPartition) -> bool:
+        snapshot = self._sub.snapshot
+        return snapshot is not None and snapshot.holds(tp)
+
+    def _close_snapshot(self, snapshot: Snapshot) -> None:
+        """Tell its end when that is due; from then on the client is one as all others."""
+        sub = self._sub
+        end = snapshot.end()
+        if end is not None:
+            self._writer = self._writer or sub.writer(self.own)
+            head = sub.channel.encoder.head(end)
+            if head is not None:
+                self._events.append(Event(None, head, None))
+            self._left = min(self._left, 0)  # what is held till now has its turn
+        if not snapshot.left:
+            sub.snapshot = None
+            self._conflated.clear()
+
+    # small things
+
     def put(self, tp: TopicPartition, place: Place) -> None:
         """Read it alone from here on."""
+        if self._sub.snapshot is not None:
+            self._sub.snapshot.moved(tp, place)
         self.own[tp] = place
         self._key = None
 
@@ -413,7 +513,13 @@ class Alone:
         log = tail.logs.get(tp)
         if log is None or place.lineage != log.lineage or tail.is_retiring(tp):
             return False
-        if place.offset is None or log.start is None or self._backlog.get(tp) or self._reached(tp):
+        if place.offset is None or self._backlog.get(tp) or self._reached(tp):
+            return False
+        snapshot = self._sub.snapshot
+        if snapshot is not None and snapshot.seeks(tp):
+            return True
+        stretch = self._stretches.get(tp)
+        if log.start is None or (stretch is not None and not stretch.done):
             return False
         return place.offset < log.start
 
@@ -425,17 +531,18 @@ class Alone:
             return False
         return place.offset >= sub.until.get(tp, 0)
 
+    def _drop(self, tp: TopicPartition) -> None:
+        """What it has in hand is of no use any more."""
+        self._drop_backlog(tp)
+        self._stretches.pop(tp, None)
+        if self._sub.snapshot is not None:
+            self._sub.snapshot.parted(tp)
+
     def _drop_backlog(self, tp: TopicPartition) -> None:
         for entry in self._backlog.pop(tp, ()):
-            self.backlog -= _weight(entry)
+            self._fed -= weight(entry)
 
 
 def _truncated(tp: TopicPartition, stood: Place, place: Place) -> Gap:
     assert stood.offset is not None and place.offset is not None
     return Gap(tp, stood.offset, place.offset, place.epoch, Reason.TRUNCATED)
-
-
-def _weight(entry: Entry) -> int:
-    if type(entry) is not Record:
-        return 64
-    return 128 + len(entry.key or b"") + len(entry.value or b"")

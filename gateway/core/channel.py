@@ -8,14 +8,15 @@ bytes go out with ids of their own; all who miss the same form a cohort and shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from .conflation import latest
 from .counted import Counted, Sum
 from .position import Place, Position
-from .record import Entry, Gap, Ready, Reason, Record, TopicPartition
-from .tail import Tail, Turn
+from .record import Entry, Gap, News, Ready, Reason, Record, TopicPartition
+from .tail import Item, Tail, Turn
 from .token import overlay, seal
 
 ID_BYTES = 64 * 1024  # where ids come in batches: at most this much without one
@@ -40,7 +41,7 @@ class Event(NamedTuple):
 class Encoder(Protocol):
     """How entries become bytes on one kind of wire."""
 
-    def head(self, entry: Entry) -> bytes | None:
+    def head(self, entry: News) -> bytes | None:
         """An event without its id; None for what is not told."""
 
     def position(self) -> bytes:
@@ -165,7 +166,8 @@ class Channel:
         ends: set[TopicPartition] = set()
         only_ready, batched = True, not self.tail.exact
         accepts = self.accepts
-        for entry, text in turn.items:
+        items = self._latest(turn) if self.tail.conflates else turn.items
+        for entry, text in items:
             kind, event = type(entry), None
             if accepts is None or type(entry) is not Record or accepts(entry):
                 event = event_of(self.encoder, entry, text)
@@ -182,8 +184,14 @@ class Channel:
         chunk.ends, chunk.only_ready = frozenset(ends), only_ready
         return chunk
 
+    def _latest(self, turn: Turn) -> Sequence[Item]:
+        return [Item(entry, None) for entry in latest([e for e, _ in turn.items], self.accepts)]
+
     def tell(self, turn: Turn, events: list[Event]) -> Chunk:
-        """What is seen here of a turn, by whoever sees to which events these are."""
+        """What is seen here of a turn, by whoever sees to which events these are. Of one that is
+        conflated only the last has an id."""
+        if self.tail.conflates:
+            events[-1] = events[-1]._replace(text=turn.text)
         if not self.tail.exact:
             self._thin(events, turn.text)
         return self._encode(turn.seq, events)

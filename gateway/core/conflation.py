@@ -12,7 +12,8 @@ is one to go on from: whatever is missing before it comes again after it, as som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from .record import Entry, Record, Skip, TopicPartition
@@ -48,7 +49,9 @@ class Stretch:
           not taken in any more, it only shows which records were not the latest of their keys.
     """
 
-    __slots__ = ("_accepts", "_held", "bytes", "end", "epoch", "full", "most", "start", "tp")
+    __slots__ = (
+        "_accepts", "_held", "_left", "bytes", "end", "epoch", "full", "most", "start", "tp"
+    )  # fmt: skip
 
     def __init__(
         self, tp: TopicPartition, start: int, epoch: int, most: int, accepts: Accepts = None
@@ -61,6 +64,17 @@ class Stretch:
         self.full = False
         self._accepts = accepts
         self._held: dict[Key, Entry] = {}
+        self._left: deque[Entry] | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Nothing is added any more."""
+        return self._left is not None
+
+    @property
+    def done(self) -> bool:
+        """It is closed, and nothing is left."""
+        return self._left is not None and not self._left
 
     def add(self, entry: Entry) -> None:
         """What comes next."""
@@ -89,14 +103,22 @@ class Stretch:
         if self._accepts is None or self._accepts(entry):
             self.bytes -= weight(self._held.pop(entry.key))
 
-    def left(self) -> Iterable[Entry]:
-        """In the order of their offsets; the last one leads to `end`."""
-        at = self.start
-        for entry in self._held.values():
-            at = entry.next
-            yield entry
+    def close(self) -> Sequence[Entry]:
+        """What is left, in the order of offsets; the last one leads to `end`."""
+        self._left = deque(self._held.values())
+        self._held.clear()
+        at = self._left[-1].next if self._left else self.start
         if at != self.end:
-            yield Skip(self.tp, at, self.end, self.epoch)
+            self._left.append(Skip(self.tp, at, self.end, self.epoch))
+        return self._left
+
+    def take(self) -> Iterator[Entry]:
+        """What is left, which then is no longer."""
+        while self._left:
+            entry = self._left.popleft()
+            if type(entry) is not Skip:
+                self.bytes -= weight(entry)
+            yield entry
 
 
 def weight(entry: Entry) -> int:

@@ -102,3 +102,18 @@ class Fault(NamedTuple):
 
 
 Entry: TypeAlias = Record | Skip | Gap | Ready | Fault
+
+
+class SnapshotEnd(NamedTuple):
+    """A client has the latest of every key up to its start; what follows is live. Not an entry:
+    no log has it.
+
+    records: how many it was sent. pending: what could not be read, and comes when it can.
+    """
+
+    topics: tuple[str, ...]
+    records: int
+    pending: tuple[TopicPartition, ...] = ()
+
+
+News: TypeAlias = Entry | SnapshotEnd

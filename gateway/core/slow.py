@@ -10,4 +10,5 @@ class SlowClient(StrEnum):
 
     CATCH_UP = "catchUp"
     SKIP = "skip"
+    CONFLATE = "conflate"
     DISCONNECT = "disconnect"

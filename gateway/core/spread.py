@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from .channel import Channel, Encoder, Event, event_of
+from .conflation import latest
 from .filters import Filters
 from .index import Index
 from .record import Entry, Ready, Record, Skip
@@ -65,7 +66,7 @@ class Spread:
     def _publish_some(self, turn: Turn) -> list[Channel]:
         of_all = [entry for entry, _ in turn.items if type(entry) not in (Record, Skip)]
         only_ready = all(type(entry) is Ready for entry in of_all)
-        told = self._events(turn)
+        told = self._latest(turn) if self.tail.conflates else self._events(turn)
         for channel, events in told.items():
             chunk = channel.tell(turn, events)
             if of_all:
@@ -98,6 +99,16 @@ class Spread:
                 marked, mark = n, text
         return told
 
+    def _latest(self, turn: Turn) -> dict[Channel, list[Event]]:
+        """What each channel sees of a turn that is conflated."""
+        seen: dict[Channel, list[Entry]] = {}
+        for entry, _ in turn.items:
+            for channel in self._concerned(entry):
+                if channel.followers:
+                    seen.setdefault(channel, []).append(entry)
+        made = ((channel, _events_of(channel, latest(some))) for channel, some in seen.items())
+        return {channel: events for channel, events in made if events}
+
     def _concerned(self, entry: Entry) -> Iterable[Channel]:
         if type(entry) is Record:
             return self._some.find(entry)
@@ -111,3 +122,8 @@ class Spread:
             for channel in self._held.popleft():
                 channel.evict(before)
             tail.forget(before)
+
+
+def _events_of(channel: Channel, entries: Iterable[Entry]) -> list[Event]:
+    made = (event_of(channel.encoder, entry, None) for entry in entries)
+    return [event for event in made if event is not None]

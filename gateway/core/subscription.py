@@ -17,6 +17,7 @@ from .counted import Counted, Ledger, Sum
 from .position import Place, Position
 from .record import Entry, Gap, TopicPartition
 from .slow import SlowClient
+from .snapshot import Snapshot
 from .token import TokenWriter
 
 
@@ -32,13 +33,14 @@ class Subscription:
             waits, in the ring at first.
     since:  time in seconds of the epoch as of which pending places of its own are to be
             resolved; goes into its ids while there are any.
+    snapshot: what it is to be told before it is live; `own` then has all partitions of it.
     reads:  whether a partition may hold what the view lets through; None if each may. What
             a token says of another one is not held against the log, nor read from there on.
     """
 
     __slots__ = (
         "_ledger", "alone", "channel", "count", "credit", "cursor", "ended", "more", "since",
-        "slow", "until", "wake",
+        "slow", "snapshot", "until", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +53,7 @@ class Subscription:
         count: int | None = None,
         credit: int | None = None,
         since: int | None = None,
+        snapshot: Snapshot | None = None,
         reads: Callable[[TopicPartition], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
@@ -60,6 +63,7 @@ class Subscription:
         self.count = count
         self.credit = credit
         self.since = since
+        self.snapshot = snapshot
         self.wake = wake
         self._ledger: Ledger | None = None  # if what it gets is counted
         self.cursor = channel.head
@@ -70,6 +74,8 @@ class Subscription:
             self.part({**channel.tail.position, **(own or {})})
         elif own:
             self.part(own)
+        if snapshot is not None:
+            self.reader().conflate(snapshot.left - snapshot.fresh)
         if reads is not None and self.alone is not None:
             self.alone.spare(reads)
         channel.followers.add(self)
@@ -212,11 +218,20 @@ class Subscription:
         if self.alone is not None:
             self.alone.feed(tp, place, entries)
 
+    def ends(self, tp: TopicPartition, offset: int) -> None:
+        """Where its snapshot of a partition ends, found out."""
+        if self.snapshot is None:
+            return
+        if self.until is not None:
+            offset = min(offset, self.until.get(tp, 0))
+        self.snapshot.ends[tp] = offset
+        self.snapshot.moved(tp, self.own[tp])
+
     def fall(self, position: Position) -> None:
         """Fell out of the ring, where its position was this one."""
         if self.slow is SlowClient.DISCONNECT:
             self.ended = "slow"  # its first id may be yet to come: the places are kept
-        self.reader().fall(position, skip=self.slow is SlowClient.SKIP)
+        self.reader().fall(position)
 
     def writer(self, own: Mapping[TopicPartition, Place] | None = None) -> TokenWriter:
         """Ids from where it stands, or from these places on, where they are of the head."""

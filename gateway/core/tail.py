@@ -55,10 +55,15 @@ class Tail:
     logs:    one per partition, opened or not; shared with other tails. The owner appends
              to them first and hands the same entries to `turn` in the same breath.
     ids:     topic ids by name, empty text where the cluster has none.
+    conflates: it moves in steps: turns are many entries, of which only the latest of each key
+             are sent, so they have no texts of their own.
     """
 
-    def __init__(self, cluster: str, logs: Iterable[Log], ids: Mapping[str, str]) -> None:
+    def __init__(
+        self, cluster: str, logs: Iterable[Log], ids: Mapping[str, str], *, conflates: bool = False
+    ) -> None:
         self.cluster = cluster
+        self.conflates = conflates
         self.ids = dict(ids)
         self.logs: dict[TopicPartition, Log] = {log.tp: log for log in logs}
         self.readiness = Readiness(set(self.logs))
@@ -125,14 +130,14 @@ class Tail:
 
     def turn(self, entries: Iterable[Entry], now: int) -> Turn:
         """Take over what the logs took over. `now` in seconds of the epoch."""
-        exact, unmarked = self.exact, 0
+        exact, unmarked = self.exact and not self.conflates, 0
         self.issue(now)
         items: list[Item] = []
         moves: Position = {}
         for entry in entries:
             self._take(entry, moves)
             text = self._writer.text() if exact else None
-            if not exact and (unmarked := unmarked + size_of(entry)) >= MARK:
+            if not (exact or self.conflates) and (unmarked := unmarked + size_of(entry)) >= MARK:
                 text, unmarked = self._writer.text(), 0
             items.append(_new(Item, (entry, text)))
         self._moves.append(moves)

@@ -15,7 +15,16 @@ import orjson
 
 from ..core.channel import Event
 from ..core.counted import Sum
-from ..core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
+from ..core.record import (
+    Fault,
+    Gap,
+    News,
+    Ready,
+    Reason,
+    Record,
+    SnapshotEnd,
+    TopicPartition,
+)
 from ..core.token import seal
 from ..formats import Format
 from ..wire import sse
@@ -51,7 +60,7 @@ class SseEncoder:
     def __init__(self, format: Format) -> None:
         self._format = format
 
-    def head(self, entry: Entry) -> bytes | None:
+    def head(self, entry: News) -> bytes | None:
         if type(entry) is Record:
             name, payload = self._format(entry)
             return sse.data_block(payload, name)
@@ -79,7 +88,7 @@ REFUSED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def tell(entry: Entry) -> tuple[str, dict[str, Any]] | None:
+def tell(entry: News) -> tuple[str, dict[str, Any]] | None:
     """The name and the data of what is no record; None for what is not told."""
     if type(entry) is Gap:
         return "gap", gap(entry)
@@ -87,6 +96,8 @@ def tell(entry: Entry) -> tuple[str, dict[str, Any]] | None:
         return "ready", ready(entry)
     if type(entry) is Fault:
         return "error", fault(entry)
+    if type(entry) is SnapshotEnd:
+        return "snapshot-end", snapshot_end(entry)
     return None
 
 
@@ -107,3 +118,9 @@ def ready(entry: Ready) -> dict[str, Any]:
 def fault(entry: Fault) -> dict[str, Any]:
     message = f"{entry.tp} cannot be read for now ({entry.cause}); the stream goes on by itself"
     return {**where(entry.tp), "code": entry.cause, "message": message}
+
+
+def snapshot_end(entry: SnapshotEnd) -> dict[str, Any]:
+    """`pending`: partitions that could not be read; what they hold comes when they can."""
+    told = {"topics": list(entry.topics), "records": entry.records}
+    return {**told, "pending": list(map(where, entry.pending))} if entry.pending else told

@@ -17,7 +17,7 @@ import orjson
 
 from ..core.channel import Event
 from ..core.counted import Sum
-from ..core.record import Entry, Ready, Record
+from ..core.record import News, Ready, Record
 from ..core.token import seal
 from ..formats import Format, json_text
 from .encoder import REFUSED, tell
@@ -65,7 +65,7 @@ class LineEncoder:
         self._json = json_text(format)
         self._positions = positions
 
-    def head(self, entry: Entry) -> bytes | None:
+    def head(self, entry: News) -> bytes | None:
         told = self._told(entry)
         if told is None:
             return None
@@ -89,7 +89,7 @@ class LineEncoder:
                 parts.append(b'%b%b"@position":"%b"}\n' % (head, comma, seal(text, view)))
         return b"".join(parts)
 
-    def _told(self, entry: Entry) -> tuple[str, bytes] | None:
+    def _told(self, entry: News) -> tuple[str, bytes] | None:
         """The name of a line without its `@`, and its JSON."""
         if type(entry) is Record:
             name, payload = self._format(entry)

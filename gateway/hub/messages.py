@@ -14,7 +14,7 @@ import orjson
 
 from ..core.channel import Event
 from ..core.counted import Sum
-from ..core.record import Entry, Record
+from ..core.record import News, Record
 from ..core.token import seal
 from ..formats import Format, json_text
 from ..wire.websocket import deflated, frame
@@ -88,7 +88,7 @@ class MessageEncoder:
         self._records = wire.opened("records", b"{}") + b',"records":['
         self._position = Told(wire.opened("position", b"{}"))
 
-    def head(self, entry: Entry) -> bytes | None:
+    def head(self, entry: News) -> bytes | None:
         if type(entry) is Record:
             name, payload = self._format(entry)
             if name is None:

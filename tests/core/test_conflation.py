@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.keyed import KEYS, PARTITIONS, Client, Topic
+from support.keyed import keyless as keyless_of
 
 from gateway.core.conflation import COST, Stretch, latest, weight
 from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
+from gateway.core.slow import SlowClient
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OTHER = TopicPartition("stock", 0)
@@ -82,7 +86,7 @@ def test_a_record_that_is_not_seen_replaces_none():
     made = Stretch(A, 0, 0, 1 << 20, even)
     for entry in (seen, record(1, b"a", b"1")):
         made.add(entry)
-    assert list(made.left()) == [seen, Skip(A, 1, 2, 0)]
+    assert list(made.close()) == [seen, Skip(A, 1, 2, 0)]
 
 
 @given(histories())
@@ -113,7 +117,7 @@ def test_what_is_left_may_be_cut_anywhere_and_gone_on_with(
     for _ in range(len(history) + 1):
         made = stretch((e for e in history if e.offset >= at), start=at)
         assert made.end == end
-        left = list(made.left())
+        left = list(made.close())
         at = (
             apply(known, without, left[: data.draw(st.integers(1, len(left)))] if left else [])
             or at
@@ -130,8 +134,119 @@ def test_a_stretch_holds_so_much_and_what_follows_tells_what_is_not_the_latest(
     while at < (history[-1].next if history else 0):
         made = stretch((e for e in history if e.offset >= at), COST * records, start=at)
         assert made.bytes <= COST * records + weight(record(0, b"a", b"22"))
-        left = list(made.left())
+        left = list(made.close())
         assert left[-1].next == made.end
         at, got = made.end, got + left
     records_got = [e for e in got if isinstance(e, Record)]
     assert records_got == [e for e in latest(history) if isinstance(e, Record)]
+
+
+# clients of conflated views, and slow ones that are conflated
+
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("write"),
+            st.integers(0, 1),
+            st.integers(0, 2),
+            st.sampled_from([None, b"1", b"2"]),
+        ),
+        st.tuples(st.sampled_from(["step", "cut", "all"])),
+        st.tuples(st.just("take"), st.integers(1, 400)),
+    ),
+    max_size=60,
+)
+
+
+def run(topic: Topic, client: Client, script: Sequence[tuple[Any, ...]]) -> None:
+    """Whatever happens, at last it knows what there is; and where its id says that it has all, it
+    has."""
+    for name, *rest in script:
+        if name == "write":
+            p, key, value = rest
+            topic.write(p, KEYS[PARTITIONS[p]][key], value)
+        elif name == "step":
+            topic.step()
+        elif name == "cut":
+            client.cut()
+        elif name == "take":
+            client.take(rest[0])
+        else:
+            client.take_all()
+            now = [place.offset or 0 for place in topic.tail.position.values()]
+            assert client.known.table == topic.known(now)
+    topic.step()
+    client.take_all()
+    assert client.known.table == topic.known(topic.ends())
+    assert sorted(client.known.keyless) == keyless_of(topic.written)
+
+
+@given(steps, st.sampled_from([1, 700, 1 << 20]), st.sampled_from([1, 500, 1 << 20]))
+@settings(max_examples=300)
+def test_a_client_of_steps_knows_the_topic_after_any_history(
+    script: Sequence[tuple[Any, ...]], ring: int, cache: int
+):
+    topic = Topic(steps=True, ring=ring, cache=cache)
+    run(topic, Client(topic), script)
+
+
+@given(steps, st.sampled_from([1, 700]), st.sampled_from([1, 500, 1 << 20]))
+@settings(max_examples=300)
+def test_a_slow_client_that_is_conflated_knows_the_topic_after_any_history(
+    script: Sequence[tuple[Any, ...]], ring: int, cache: int
+):
+    topic = Topic(ring=ring, cache=cache)
+    run(topic, Client(topic, slow=SlowClient.CONFLATE), script)
+
+
+def test_a_step_is_one_flush_with_one_id():
+    topic = Topic(steps=True)
+    client = Client(topic)
+    for value in (b"1", b"2", b"3"):
+        topic.write(0, b"a", value)
+        topic.write(1, None)
+    assert client.take() == []
+    topic.step()
+    assert client.take() == [
+        "record 1 0", "record 1 1", "record 0 2", "record 1 2 -> 3 3"
+    ]  # fmt: skip
+
+
+def test_what_is_missed_of_steps_is_conflated_too():
+    topic = Topic(steps=True)
+    client = Client(topic)
+    client.cut()
+    for value in (b"1", b"2", b"3"):
+        topic.write(0, b"a", value)
+        topic.step()
+    topic.write(0, b"b", b"not yet")
+    client.cut()
+    assert client.take_all() == ["record 0 2 -> 3 0"]
+    topic.step()
+    assert client.take_all() == ["record 0 3 -> 4 0"]
+
+
+def test_a_slow_client_gets_the_latest_of_what_it_missed_and_rides_again():
+    topic = Topic(ring=1)
+    client = Client(topic, slow=SlowClient.CONFLATE)
+    for _ in range(50):
+        topic.write(0, b"a")
+        topic.write(0, b"b")
+    assert client.take_all() == ["record 0 98", "record 0 99 -> 100 0"]
+    assert client.subscription.alone is None
+    topic.write(0, b"a")
+    assert client.take() == ["record 0 100 -> 101 0"]
+
+
+def test_a_stretch_longer_than_a_turn_of_the_loop_is_seen_in_several():
+    topic = Topic(ring=1, cache=1 << 24)
+    client = Client(topic, slow=SlowClient.CONFLATE)
+    for _ in range(10_000):
+        topic.write(0, b"a")
+    turns = 0
+    while not client.take(64 * 1024):
+        turns += 1
+        assert client.subscription.more
+    assert turns > 1
+    assert client.lines == ["record 0 9999 -> 10000 0"]

@@ -50,7 +50,10 @@ class World:
         for client in self.clients[: 2 if credit else 0]:
             client.options["credit"] = 3
         skips = slow is SlowClient.SKIP or policy is OutOfRange.LATEST
-        self.oracles = [Oracle(self.kafka, [None, KEY][c.view], skips) for c in self.clients]
+        conflates = slow is SlowClient.CONFLATE
+        self.oracles = [
+            Oracle(self.kafka, [None, KEY][c.view], skips, conflates) for c in self.clients
+        ]
         self._exact = tail.EXACT_TOKEN
         tail.EXACT_TOKEN = 0 if batch else self._exact
 

@@ -45,10 +45,13 @@ class Oracle:
 
     key:   what its filter lets through, None for everything.
     skips: it may be told `skipped`.
+    conflates: of what it is too slow for it gets the latest of each key.
     """
 
-    def __init__(self, kafka: Kafka, key: bytes | None, skips: bool) -> None:
-        self.kafka, self.key, self.skips = kafka, key, skips
+    def __init__(
+        self, kafka: Kafka, key: bytes | None, skips: bool, conflates: bool = False
+    ) -> None:
+        self.kafka, self.key, self.skips, self.conflates = kafka, key, skips, conflates
         self.stands: dict[int, Stand] = {}
         self.seen: dict[int, None] = {}  # serials, in the order of arrival
         self.kept: tuple[str, dict[int, Stand], int] = ("", {}, 0)
@@ -147,7 +150,7 @@ class Oracle:
         while slot is not None and slot.offset >= least:
             if slot.serial <= stand.begin or slot.offset < floor:
                 return
-            if self.wants(slot) and slot.serial not in self.seen:
+            if self.wants(slot) and slot.serial not in self.seen and not self._is_newer(slot):
                 raise Wrong(f"partition {p}: lost {slot.value!r} at {slot.offset}, before {at}")
             slot = slot.prev
         last = stand.last
@@ -155,6 +158,14 @@ class Oracle:
             return
         if slot is not None and slot is not last and slot.offset == last.offset:
             raise Wrong(f"partition {p}: the log went back below {stand.offset}, untold; {at}")
+
+    def _is_newer(self, slot: Slot) -> bool:
+        """Was it replaced, for a client that hears of the latest only? That one must come then."""
+        return self.conflates and any(
+            each.key == slot.key and each.delivers and each.serial > slot.serial
+            for each in self.kafka.written.values()
+            if each.life == slot.life and each.offset > slot.offset
+        )
 
     def wants(self, slot: Slot) -> bool:
         return slot.delivers and (self.key is None or slot.key == self.key)
