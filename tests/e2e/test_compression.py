@@ -1,0 +1,397 @@
+"""Streams and pages for those who accept gzip: whole for strict readers, shared by all."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import re
+import secrets
+import shutil
+import subprocess
+import zlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+from support.any_topic import ROUTES, Names, any_topic, serving
+from support.clients.client import Event, SseClient
+from support.clients.curl import CurlClient
+from support.clients.httpx_sse import HttpxSseClient
+from support.clients.node_sse import FetchEventSourceClient
+from support.clients.page import page_in
+from support.gateways import Gateway, config_for, running_gateway
+from support.oracle import Oracle, heard
+from support.raw_http import Wire
+from support.records import produce
+from support.tcp_proxy import Link, TcpProxy
+from support.until import until
+
+from gateway.core.record import TopicPartition
+from gateway.kafka.embedded import EmbeddedKafka
+
+GZIP = {"Accept-Encoding": "gzip"}
+EVENTS, LINES = "text/event-stream", "application/x-ndjson"
+WHOLE = "?from=earliest&until=latest"
+WITHIN = 60.0  # s
+PARTITIONS = 3
+OPEN = {"access-control": {"policy": "cross-origin"}}
+
+Topic = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def names() -> Names:
+    return Names()
+
+
+@pytest.fixture(scope="module")
+def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
+    routes: Mapping[str, Mapping[str, Any]] = {**ROUTES, "plain": {"compression": "none"}}
+    config = any_topic(",".join(kafka.bootstrap), names, routes, listen=OPEN)
+    with serving(config) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def topic(kafka: EmbeddedKafka, names: Names) -> Topic:
+    left = itertools.chain(names.all)
+
+    def create(partitions: int = 1) -> str:
+        name = next(left)
+        kafka.create_topic(name, partitions)
+        return name
+
+    return create
+
+
+@pytest.fixture
+async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(
+        base_url=gateway.base_url, headers=GZIP, trust_env=False, timeout=WITHIN
+    ) as http:
+        yield http
+
+
+def orders(count: int, note: str = "") -> list[bytes]:
+    return [b'{"order":%d,"note":"%b"}' % (n, note.encode()) for n in range(count)]
+
+
+def numbers(text: bytes) -> list[int]:
+    return [int(found) for found in re.findall(rb'"order":(\d+)', text)]
+
+
+async def raw(answer: httpx.Response) -> bytes:
+    """The body as it came, without HTTP's chunks."""
+    return b"".join([piece async for piece in answer.aiter_raw()])
+
+
+# -- negotiation -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "coding"),
+    [
+        ("value", "gzip, deflate, br, zstd", "gzip"),
+        ("value", "gzip;q=0.5, identity;q=0.1", "gzip"),
+        ("value", "identity", None),
+        ("value", "br", None),
+        ("value", "gzip;q=0, *", None),
+        ("plain", "gzip", None),
+    ],
+)
+@pytest.mark.parametrize("kind", [EVENTS, LINES])
+async def test_who_asks_for_gzip_gets_it_where_the_route_lets(
+    http: httpx.AsyncClient, topic: Topic, kind: str, route: str, asked: str, coding: str | None
+):
+    headers = {"Accept": kind, "Accept-Encoding": asked}
+    async with http.stream("GET", f"/{route}/{topic()}{WHOLE}", headers=headers) as answer:
+        assert answer.headers.get("content-encoding") == coding
+        assert "Accept-Encoding" in answer.headers["vary"].split(", ")
+        body = await raw(answer)
+    text = gzip.decompress(body) if coding else body
+    assert b'"reason":"until"' in text
+
+
+async def test_a_head_has_no_body_and_says_of_no_coding(http: httpx.AsyncClient, topic: Topic):
+    for kind in (EVENTS, LINES):
+        answer = await http.head(f"/value/{topic()}", headers={"Accept": kind})
+        assert answer.status_code == 200 and answer.content == b""
+        assert "content-encoding" not in answer.headers
+        assert "Accept-Encoding" in answer.headers["vary"]
+
+
+async def test_what_went_wrong_is_told_plainly(http: httpx.AsyncClient, topic: Topic):
+    answer = await http.get(f"/value/{topic()}?from=yesterday")
+    assert answer.status_code == 400 and "content-encoding" not in answer.headers
+
+
+# -- whole for strict readers ------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [EVENTS, LINES])
+async def test_a_stream_that_ends_is_a_right_file_of_gzip(
+    kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic, kind: str
+):
+    """As Python and gunzip check it: lengths and CRC, and nothing behind."""
+    name = topic(PARTITIONS)
+    await produce(kafka.bootstrap, name, orders(200, "x" * 50))
+    async with http.stream("GET", f"/value/{name}{WHOLE}", headers={"Accept": kind}) as answer:
+        body = await raw(answer)
+    text = gzip.decompress(body)
+    assert sorted(numbers(text)) == list(range(200))
+    assert len(body) < len(text) / 2
+    if shutil.which("gunzip"):
+        checked = await asyncio.to_thread(gunzip_tests, body)
+        assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+def gunzip_tests(body: bytes) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["gunzip", "-t"], input=body, capture_output=True, timeout=WITHIN)
+
+
+async def test_a_page_is_compressed_whole_where_that_is_worthwhile(
+    kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic
+):
+    name = topic()
+    http.headers["Accept"] = LINES
+    nothing = await http.get(f"/value/{name}?wait=0")
+    assert "content-encoding" not in nothing.headers
+    await produce(kafka.bootstrap, name, orders(100))
+    async with http.stream("GET", f"/value/{name}?from=earliest&wait=30s") as answer:
+        body = await raw(answer)
+    assert answer.headers["content-encoding"] == "gzip"
+    assert int(answer.headers["content-length"]) == len(body)
+    assert 'rel="next"' in answer.headers["link"]
+    assert numbers(gzip.decompress(body)) == list(range(100))
+
+
+async def test_a_rider_whose_time_is_up_has_a_right_end(
+    kafka: EmbeddedKafka, http: httpx.AsyncClient, topic: Topic
+):
+    """Of shared blocks, as it rode until then."""
+    name = topic(PARTITIONS)
+    async with http.stream("GET", f"/brief/{name}") as answer:
+        await produce(kafka.bootstrap, name, orders(20, "x" * 300))
+        text = gzip.decompress(await raw(answer))
+    assert b'{"reason":"lifetime"}' in text
+    assert set(numbers(text)) <= set(range(20))
+
+
+async def test_one_that_resumes_and_one_that_stalls_get_all_and_a_right_end(kafka: EmbeddedKafka):
+    """What does not shrink fills the network and the ring, so that the slow one falls out of it
+    and reads alone for a while; then the gateway drains."""
+    name = "stalled"
+    kafka.create_topic(name, PARTITIONS)
+    config = config_for(kafka.bootstrap, [name])
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(running_gateway(config))
+        slow = await stack.enter_async_context(TcpProxy(receive_buffer=32_768))
+        slow.target("127.0.0.1", gateway.port)
+        http = await stack.enter_async_context(
+            httpx.AsyncClient(headers=GZIP, trust_env=False, timeout=WITHIN)
+        )
+        first = Reader(http, f"{gateway.base_url}/events/{name}")
+        stalled = Reader(http, f"http://{slow.address}/events/{name}")
+        readers = [first, stalled]
+        for reader in readers:
+            await stack.enter_async_context(reader)
+        slow.stall()
+        written = 0
+        for _ in range(60):
+            notes = [secrets.token_urlsafe(12_000) for _ in range(8)]
+            values = [
+                b'{"order":%d,"note":"%b"}' % (written + n, note.encode())
+                for n, note in enumerate(notes)
+            ]
+            await produce(kafka.bootstrap, name, values)
+            written += len(values)
+            if written == 240:
+                await first.has(range(240))
+                readers.append(Reader(http, first.url, first.last_event_id))
+                await stack.enter_async_context(readers[-1])
+        await first.has(range(written))
+        assert len(stalled.text) < len(first.text) / 2
+        slow.unstall()
+        await stalled.has(range(written))
+        await readers[2].has(range(240, written))
+        await asyncio.gather(gateway.stop(), *(reader.ended() for reader in readers))
+        for reader in readers:
+            text = gzip.decompress(bytes(reader.body))
+            assert text == bytes(reader.text)
+            assert b'{"reason":"drain"}' in text
+
+
+class Reader:
+    """body: as it came. text: what it inflates to so far."""
+
+    def __init__(self, http: httpx.AsyncClient, url: str, last_event_id: str = "") -> None:
+        self.url = url
+        self.body = bytearray()
+        self.text = bytearray()
+        self._http = http
+        self._headers = {"Last-Event-ID": last_event_id} if last_event_id else {}
+        self._inflating = zlib.decompressobj(31)
+
+    async def __aenter__(self) -> Reader:
+        self._reading = asyncio.create_task(self._read())
+        await until(lambda: self.text.count(b"\n\n"), "its begin", WITHIN)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+
+    @property
+    def last_event_id(self) -> str:
+        return re.findall(rb"\nid: (\S+)\n\n", bytes(self.text))[-1].decode()
+
+    async def has(self, expected: range) -> None:
+        """So many, and each of them once."""
+        count = len(expected)
+        await until(lambda: self.text.count(b'"order":') >= count, self._state, WITHIN)
+        assert sorted(numbers(bytes(self.text))) == list(expected)
+
+    async def ended(self) -> None:
+        await asyncio.wait_for(self._reading, WITHIN)
+
+    def _state(self) -> str:
+        return f"{self.text.count(b'order')} orders in {len(self.body)} bytes"
+
+    async def _read(self) -> None:
+        async with self._http.stream("GET", self.url, headers=self._headers) as answer:
+            assert answer.headers["content-encoding"] == "gzip"
+            async for piece in answer.aiter_raw():
+                self.body += piece
+                self.text += self._inflating.decompress(piece)
+
+
+# -- shared ------------------------------------------------------------------------
+
+
+async def test_those_who_came_at_different_times_are_sent_the_same_blocks(
+    kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+):
+    name = topic()
+    with Wire(gateway.port) as early, Wire(gateway.port) as late:
+        for wire in (early, late):
+            host = "Host: x\r\nAccept-Encoding: gzip\r\n\r\n"
+            wire.send(f"GET /value/{name} HTTP/1.1\r\n{host}".encode())
+            assert (await asyncio.to_thread(wire.answer_head)).headers["content-encoding"] == "gzip"
+            begin = await asyncio.to_thread(wire.chunk)
+            assert b"event: begin" in gzip_so_far(begin)
+            if wire is early:
+                await produce(kafka.bootstrap, name, orders(1, "x" * 400))
+                first = await asyncio.to_thread(wire.chunk)
+        await produce(kafka.bootstrap, name, orders(1, "y" * 400))
+        blocks = [await asyncio.to_thread(wire.chunk) for wire in (early, late)]
+        assert blocks[0] == blocks[1] != first
+        assert numbers(zlib.decompressobj(-15).decompress(blocks[0])) == [0]
+
+
+def gzip_so_far(body: bytes) -> bytes:
+    return zlib.decompressobj(31).decompress(body)
+
+
+# -- clients that others wrote -----------------------------------------------------
+
+
+class Heads(TcpProxy):
+    """Keeps how each answer begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads: list[bytes] = []
+
+    async def responses(self, reader: asyncio.StreamReader, link: Link) -> AsyncIterator[bytes]:
+        first = True
+        async for piece in super().responses(reader, link):
+            if first:
+                self.heads.append(piece)
+            first = False
+            yield piece
+
+
+class CompressedCurl(CurlClient):
+    options = ("--compressed",)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(HttpxSseClient, id="httpx-sse"),
+        pytest.param(CompressedCurl, id="curl", marks=pytest.mark.needs("curl")),
+        pytest.param(
+            FetchEventSourceClient, id="fetch-event-source", marks=pytest.mark.needs("node", "npm")
+        ),
+    ],
+)
+async def test_programs_inflate_as_they_read_and_find_a_right_end(
+    kind: type[SseClient], kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+):
+    name = topic(PARTITIONS)
+    client = kind(f"{gateway.base_url}/records/{name}")
+    await is_exact([client], kafka, name)
+    end = kind(f"{gateway.base_url}/records/{name}{WHOLE}")
+    async with end:
+        await end.wait(lambda events: events and events[-1]["event"] == "end", WITHIN)
+        if not end.reconnects:
+            await until(lambda: end.ended, end.state, WITHIN)
+        assert len([each for each in end.events if each["event"] == "message"]) == 60
+        assert set(end.errors) <= {"Error: closed by the server"}, end.state()
+
+
+@pytest.mark.parametrize(
+    "browser",
+    [
+        pytest.param("chromium", marks=pytest.mark.needs("chromium")),
+        pytest.param("firefox", marks=pytest.mark.needs("firefox")),
+    ],
+)
+async def test_browsers_inflate_as_they_read(
+    browser: Any, kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
+):
+    """EventSource, and fetch of lines."""
+    name = topic(PARTITIONS)
+    url = f"{gateway.base_url}/records/{name}"
+    async with page_in(browser) as page:
+        await is_exact([page.client(kind, url) for kind in ("eventsource", "ndjson")], kafka, name)
+
+
+async def is_exact(clients: Sequence[Any], kafka: EmbeddedKafka, name: str) -> None:
+    """Each record once, also those that were written while it was cut off."""
+    proxies = [Heads() for _ in clients]
+    async with AsyncExitStack() as stack:
+        oracle = await stack.enter_async_context(Oracle(",".join(kafka.bootstrap)))
+        for client, proxy in zip(clients, proxies, strict=True):
+            client.network = proxy
+            await stack.enter_async_context(client)
+            await client.wait(begun, WITHIN)
+        for _ in range(2):
+            for fields in ({}, {"pad": "x" * 500}):
+                await oracle.produce(name, 10, fields=fields)
+                for client in clients:
+                    await client.wait(lambda events: not oracle.missing(heard(events)), WITHIN)
+            for client in clients:
+                client.cut()
+            await oracle.produce(name, 10)
+            for client in clients:
+                await client.resume()
+                await client.wait(lambda events: not oracle.missing(heard(events)), WITHIN)
+        start = {TopicPartition(name, number): 0 for number in range(PARTITIONS)}
+        for client, proxy in zip(clients, proxies, strict=True):
+            oracle.check_events(client.events, start=start)
+            assert len(proxy.heads) >= 3
+            assert all(b"content-encoding: gzip" in head.lower() for head in proxy.heads)
+
+
+def begun(events: Sequence[Event]) -> bool:
+    return any(each["event"] == "begin" for each in events)
