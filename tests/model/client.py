@@ -6,6 +6,9 @@ from typing import Any
 
 from support.sse import Event, Parser
 
+from gateway.core.counted import Counted
+from gateway.wire.crc import Sum
+
 from .oracle import Wrong
 from .replica import Replica
 
@@ -22,6 +25,7 @@ class Client:
         self.parser = Parser()
         self.wire = b""
         self.begun = False
+        self.got = Sum()
 
     @property
     def connected(self) -> bool:
@@ -42,11 +46,20 @@ class Client:
             pending, token = self.subscription.begin()
             self.replica.promise(pending)
             self.wire, self.begun = b"event: begin\ndata: {}\nid: %b\n\n" % token, True
+            self.got = Sum.of(self.wire)
+            self.subscription.add(Counted.of(self.wire, self.got))
         credit = self.subscription.credit
         data = self.subscription.take(budget)
         if credit is not None and data.count(b"data: r ") != credit - self.subscription.credit:
             raise Wrong(f"client {self.number} is sent {data!r} for a credit of {credit}")
         self.wire += data
+        self.got += Sum.of(data)
+        if self.number % 2 == 0:  # of the others rides are as long as they get
+            self._is_counted()
+
+    def _is_counted(self) -> None:
+        if self.begun and self.got != self.subscription.got:
+            raise Wrong(f"client {self.number} got {self.got}, known {self.subscription.got}")
 
     def grant(self, records: int) -> None:
         if self.subscription.credit is not None:
@@ -65,5 +78,6 @@ class Client:
         """The connection is gone, and all that was on its way."""
         if self.subscription is not None:
             assert self.replica is not None
+            self._is_counted()
             self.replica.close(self.subscription)
         self.subscription, self.replica, self.wire = None, None, b""

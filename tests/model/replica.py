@@ -11,7 +11,8 @@ from typing import Any
 
 from support.rendering import Rendering
 
-from gateway.core.channel import Channel
+from gateway.core.channel import Channel, Event
+from gateway.core.counted import Counted
 from gateway.core.filters import Filter, Filters
 from gateway.core.log import Log
 from gateway.core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
@@ -30,6 +31,7 @@ from gateway.core.spread import Spread
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.core.token import decode
+from gateway.wire.crc import Sum
 
 from .simulation import TOPIC, Ended, Kafka, Listed, Metadata, Refused
 
@@ -40,7 +42,11 @@ KEYED = Filters((Filter(key=KEY),))
 
 
 class Encoder(Rendering):
-    """Events short enough to be many."""
+    """Events short enough to be many, and counted: what every client got is checked by its sum."""
+
+    def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        data = super().render(events, view)
+        return Counted.of(data, Sum.of(data)) if data else data
 
     def head(self, entry: Entry) -> bytes | None:
         kind, p = type(entry), entry.tp.partition

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from model.oracle import Wrong
 from model.running import run
+from support.rendering import Rendering
 
 from gateway.core import reading
 from gateway.core.alone import Alone
+from gateway.core.channel import Event
+from gateway.core.counted import Ledger
 from gateway.core.log import Log
 from gateway.core.position import Place
 from gateway.core.reading import Fetched, Reading
@@ -30,13 +33,13 @@ def plant(bug: Plant) -> Plant:
 
 @plant
 def the_id_comes_before_the_data(patch: pytest.MonkeyPatch) -> None:
-    take = Subscription.take
+    render = Rendering.render
 
-    def early(self: Subscription, budget: int) -> bytes:
-        blocks = take(self, budget).split(b"\n\n")
+    def early(self: Rendering, events: Iterable[Event], view: bytes) -> bytes:
+        blocks = render(self, events, view).split(b"\n\n")
         return b"\n\n".join(map(_id_first, blocks))
 
-    patch.setattr(Subscription, "take", early)
+    patch.setattr(Rendering, "render", early)
 
 
 def _id_first(block: bytes) -> bytes:
@@ -136,6 +139,22 @@ def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> Non
 @plant
 def what_was_read_before_a_gap_comes_after_it(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Alone, "_drop_backlog", lambda self, tp: None)
+
+
+@plant
+def a_ride_is_forgotten_when_it_stops(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Ledger, "stop", lambda self, total: None)
+
+
+@plant
+def what_is_ones_own_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    add = Subscription.add
+
+    def first_only(self: Subscription, *pieces: bytes) -> None:
+        if self._ledger is None:
+            add(self, *pieces)
+
+    patch.setattr(Subscription, "add", first_only)
 
 
 @pytest.mark.parametrize("bug", planted, ids=lambda bug: bug.__name__)
