@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import pytest
 from support.browser import browser
+from support.clients.module import ModuleClient
 from support.clients.raw import RawClient
 from support.gateways import Gateway, config_for, running_gateway
 from support.in_process import in_process
 from support.multiplex import Multiplex
+from support.oracle import read_records
 from support.until import until
 from support.workers import clients, running_workers, serving, workers
 
@@ -201,6 +203,32 @@ async def test_records_under_way_are_answered_before_a_draining_gateway_closes(
             assert [each["code"] for each in late] == ["draining"]
         kafka.delay(1, 0)
         assert await stopping == 0
+
+
+@pytest.mark.needs("node", "npm")
+async def test_the_javascript_module_repeats_at_the_next_gateway_what_a_draining_one_refused(
+    kafka: EmbeddedKafka,
+):
+    """Its page waits for the answer, and need not know."""
+    routes = [{"when": [{"path": PATH}], "with": {"topic": "orders", "produce": True}}]
+    async with running_gateway(config_for(kafka.bootstrap, ["orders"], routes)) as gateway:
+        url = gateway.base_url + PATH
+        async with ModuleClient(url, {"transport": "websocket"}) as page:
+            await page.live()
+            kafka.delay(1, 1.0)
+            page.call("produce", {"key": "first", "value": "first"})
+            await until(lambda: page.network.to_target > 0)
+            stopping = asyncio.create_task(gateway.stop())
+            await until(lambda: ("reconnecting", "drain") in page.states, page.state, WITHIN)
+            page.call("produce", {"key": "late", "value": "late"})
+            assert await stopping == 0
+            kafka.delay(1, 0)
+            await gateway.start()
+            for name in ("first", "late"):
+                answer = await page.result({"key": name, "value": name})
+                assert answer["topic"] == "orders", answer
+    written = await read_records(",".join(kafka.bootstrap), "orders", least=2)
+    assert sorted(record.value or b"" for record in written) == [b"first", b"late"]
 
 
 PAGE = """

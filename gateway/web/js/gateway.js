@@ -1031,6 +1031,7 @@ class Socket {
     const { type } = message;
     const subscription = this.#ids.get(id);
     if (subscription) this.#exchange.take(subscription, message);
+    else if (this.#produced.has(id) && message.code === "draining") return; // by the next socket
     else if (this.#produced.has(id)) this.#answered(id, message);
     else if (type === "challenge") this.ask();
     else if (type === "error" && id === undefined) post(this.#members(), message);
@@ -1069,6 +1070,7 @@ class Socket {
     }
     if (!this.#subscriptions.size && !this.#produced.size) return this.close();
     if (code === 1012) this.#attempts = Math.max(this.#attempts, 2); // all of its clients come
+    if (code === 1013) this.#attempts = Math.max(this.#attempts, 4); // or what is busy stays so
     this.#retry();
   }
 
