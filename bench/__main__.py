@@ -129,7 +129,7 @@ def measure(run: Run, cells: Plan, ends: float = math.inf) -> bool:
                 err.print(f"[red]{work} {peer.name} failed[/]\n{traceback.format_exc()}")
             else:
                 run.add(work, peer.name, cell)
-                err.print(summary(work, peer.name, cell))
+                err.print(summary(work, peer.name, cell), soft_wrap=True)
             bar.advance(task)
             keep(run)
         else:

@@ -58,9 +58,9 @@ class Cell:
             self.note(f"{case}: the clients took {client:.0%} of a core; they were the limit")
         elif ours > 0.9:
             self.note(f"{case}: clients, producer and Kafka took {ours:.0%} of their core")
-        for others, whose in ((server, "server's"), (clients, "clients'")):
-            if others > 0.05:
-                self.note(f"{case}: others took {others:.0%} of the {whose} core")
+        if max(server, clients) > 0.05:
+            taken = f"{server:.0%} of the server's core, {clients:.0%} of the clients'"
+            self.note(f"{case}: others took {taken}")
 
     def latencies(self, case: str, repeats: Sequence[Sequence[float]]) -> None:
         """In ms, from seconds; a quantile is not claimed of fewer samples than it needs."""
