@@ -35,25 +35,25 @@ class Counted(bytes):
 class Ledger:
     """What one client got. Totals are those of its channel. None: the sum of nothing.
 
-    A ride is settled when it stops: 10 us.
+    rides: it gets what its channel has. That is settled when it stops: 10 us.
     """
 
-    __slots__ = ("_from", "_rides", "sum")
+    __slots__ = ("_from", "rides", "sum")
 
     def __init__(self) -> None:
         self.sum: Sum | None = None
         self._from: Sum | None = None
-        self._rides = False
+        self.rides = False
 
     def ride(self, total: Sum | None) -> None:
         """From this total on it gets what its channel has."""
-        self._from, self._rides = total, True
+        self._from, self.rides = total, True
 
     def stop(self, total: Sum | None) -> None:
-        """Up to this one it did, if it was riding."""
-        if self._rides and total is not None:
+        """Up to this one it did."""
+        if total is not None:
             self._add(total if self._from is None else total.since(self._from))
-        self._rides = False
+        self.rides = False
 
     def add(self, pieces: Iterable[bytes]) -> None:
         """Its own, or a cohort's. What says nothing is not counted."""

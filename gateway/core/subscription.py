@@ -183,7 +183,7 @@ class Subscription:
         self._ride_on()
 
     def _stop(self) -> None:
-        if self._ledger is not None:
+        if self._ledger is not None and self._ledger.rides:
             self._ledger.stop(self.channel.total_before(self.cursor))
 
     def _ride_on(self) -> None:
