@@ -36,11 +36,11 @@ def test_a_ride_on_which_nothing_came_is_none():
     assert ledger.sum == Sum()
 
 
-async def test_only_those_whose_first_bytes_are_counted_are():
-    subscription = client_of(Sse()).subscription
-    subscription.add(b"begin")
-    subscription.add(counted(b"no"))
-    assert subscription.got is None
+async def test_one_whose_bytes_are_not_counted_has_no_sum():
+    client = client_of(Sse())
+    assert client.begin()
+    write(client, b"1")
+    assert client.subscription.take(1000) and client.subscription.got is None
 
 
 async def test_one_that_stepped_aside_is_not_asked_where_it_rode():
