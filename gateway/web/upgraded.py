@@ -31,7 +31,7 @@ from websockets.http11 import Request, Response
 
 from ..wire import websocket
 from ..wire.reader import Reader
-from .handshake import HANDSHAKES, Agreed
+from .handshake import HANDSHAKES
 from .outlet import TAKEOVER
 from .peer import Peer
 from .pulse import Pulse
@@ -77,11 +77,12 @@ class WebSocketProtocol(asyncio.Protocol):
         """Take over a connection. behind: what came after the head."""
         self.transport = transport
         self._server.connections.add(self)  # type: ignore[arg-type]
-        self._agreed: Agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].answer(request)
-        self._reader = Reader(self._agreed.window)
-        if self._agreed.response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-            self._refuse(self._agreed.response)
+        agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].answer(request)
+        if isinstance(agreed, Response):
+            self._refuse(agreed)
             return
+        self._agreed = agreed
+        self._reader = Reader(agreed.window)
         if behind:
             self._reader.feed(behind)
         task = self._loop.create_task(self._run(self._scope_of(request)))
@@ -206,12 +207,10 @@ class WebSocketProtocol(asyncio.Protocol):
             raise RuntimeError(f"{message['type']} before websocket.accept")
 
     def _accept(self, message: Mapping[str, Any]) -> None:
-        headers = self._agreed.response.headers
-        del headers["Date"]
-        for name, value in (*self._server.default_headers, *message.get("headers", ())):
-            headers[name.decode("latin-1")] = value.decode("latin-1")
+        told = [*self._server.default_headers, *message.get("headers", ())]
         if message.get("subprotocol"):
-            headers["Sec-WebSocket-Protocol"] = message["subprotocol"]
+            told.append((b"Sec-WebSocket-Protocol", message["subprotocol"].encode("ascii")))
+        head = self._agreed.head + b"".join([b"%b: %b\r\n" % each for each in told]) + b"\r\n"
         self._server.connections.discard(self)
         pulse = _pulses.get(self._server)
         if pulse is None:
@@ -222,7 +221,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._reader,
             pulse,
             connections,
-            greeting=self._agreed.response.serialize(),
+            greeting=head,
             deflate=self._agreed.deflate,
         )
         self._loop.call_soon(self._attend)

@@ -3,9 +3,11 @@ from __future__ import annotations
 import inspect
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support import bad_frames
 from websockets.datastructures import Headers
-from websockets.http11 import Request
+from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
 from gateway.web.handshake import HANDSHAKES, Agreed
@@ -18,18 +20,63 @@ LINES = {
 }
 
 
-def answer(offer: str = "", *, compression: bool = True, **lines: str) -> Agreed:
+def request(offer: str = "", **lines: str) -> Request:
     named = {name.replace("_", "-"): text for name, text in lines.items()}
     extensions = {"Sec-WebSocket-Extensions": offer} if offer else {}
-    request = Request("/", Headers(LINES | named | extensions))
-    return HANDSHAKES[compression].answer(request)
+    return Request("/", Headers(LINES | named | extensions))
+
+
+def answer(offer: str = "", *, compression: bool = True, **lines: str) -> Agreed:
+    agreed = HANDSHAKES[compression].answer(request(offer, **lines))
+    assert isinstance(agreed, Agreed), agreed
+    return agreed
 
 
 def test_the_key_is_answered_as_the_rfc_has_it():
     """RFC 6455 1.3."""
-    response = answer().response
-    assert response.status_code == 101
-    assert response.headers["Sec-WebSocket-Accept"] == "s3pPLMBiTxaQ9kYGzzhZRbK+xOo="
+    assert answer().head.startswith(b"HTTP/1.1 101 Switching Protocols\r\n")
+    assert b"\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n" in answer().head
+
+
+VALUES = {
+    "Connection": ["Upgrade", "upgrade", "keep-alive, Upgrade", "keep-alive,Upgrade", "close", ""],
+    "Upgrade": ["websocket", "WebSocket", "websocket, h2c", "h2c", ""],
+    "Sec-WebSocket-Key": ["dGhlIHNhbXBsZSBub25jZQ==", "dGhlIHNhbXBsZSBub25jZR==", "YQ==", "a!", ""],
+    "Sec-WebSocket-Version": ["13", "8", "013", "13, 8", ""],
+    "Sec-WebSocket-Protocol": ["gateway.v1", "a, b", "a b", ""],
+    "Sec-WebSocket-Extensions": ["permessage-deflate", "x-other", ";"],
+    "Origin": ["http://test", "null", ""],
+}
+
+
+@given(st.data(), st.booleans())
+def test_what_is_answered_at_once_is_answered_as_the_library_would(
+    data: st.DataObject, compression: bool
+):
+    """One header at most is not as a browser's."""
+    odd = data.draw(st.sampled_from(sorted(VALUES)))
+    values = data.draw(st.lists(st.sampled_from(VALUES[odd]), max_size=2))
+    method = data.draw(st.sampled_from(["GET", "POST"]))
+    protocol = data.draw(st.sampled_from(["HTTP/1.1", "HTTP/1.0"]))
+    usual = [(name, text) for name, text in LINES.items() if name != odd]
+    told = Request("/", Headers([*usual, *((odd, text) for text in values)]), method, protocol)
+    library = HANDSHAKES[compression].accept(told)
+    agreed = HANDSHAKES[compression].answer(told)
+    if isinstance(agreed, Agreed):
+        del library.headers["Date"]
+        lines = library.serialize().removesuffix(b"\r\n").split(b"\r\n")
+        assert sorted(agreed.head.split(b"\r\n")) == sorted(lines)
+    else:
+        assert agreed.status_code == library.status_code != 101
+
+
+def test_what_a_browser_sends_is_answered_at_once(monkeypatch: pytest.MonkeyPatch):
+    def asked(_: Request) -> Response:
+        raise AssertionError("the library was asked")
+
+    monkeypatch.setattr(HANDSHAKES[False], "accept", asked)
+    for connection in ("Upgrade", "keep-alive, Upgrade"):
+        answer("permessage-deflate", compression=False, Connection=connection, Origin="http://a")
 
 
 @pytest.mark.parametrize(
@@ -56,11 +103,11 @@ def test_nothing_is_compressed_by_an_offer_that_was_declined(name: str):
 def test_nothing_of_one_handshake_is_in_the_next():
     """They share an object."""
     assert answer("permessage-deflate").window == 15
-    refused = answer("permessage-deflate", Sec_WebSocket_Key="a")
-    assert refused.response.status_code == 400 and refused[1:] == (False, 0)
+    refused = HANDSHAKES[True].answer(request("permessage-deflate", Sec_WebSocket_Key="a"))
+    assert isinstance(refused, Response) and refused.status_code == 400
     assert answer("permessage-deflate").window == 15
     assert answer()[1:] == (False, 0)
-    assert "Sec-WebSocket-Extensions" not in answer().response.headers
+    assert b"Extensions" not in answer().head
 
 
 @pytest.mark.parametrize(
