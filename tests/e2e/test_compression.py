@@ -1,4 +1,7 @@
-"""Streams and pages for those who accept gzip: whole for strict readers, shared by all."""
+"""Streams and pages for those who accept gzip: whole for strict readers, shared by all.
+
+Browsers accept it as well: `test_websocket_clients` has theirs.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from support.clients.client import Event, SseClient
 from support.clients.curl import CurlClient
 from support.clients.httpx_sse import HttpxSseClient
 from support.clients.node_sse import FetchEventSourceClient
-from support.clients.page import page_in
 from support.gateways import Gateway, config_for, running_gateway
+from support.heads import Heads
 from support.oracle import Oracle, heard
 from support.raw_http import Wire
 from support.records import produce
-from support.tcp_proxy import Link, TcpProxy
+from support.tcp_proxy import TcpProxy
 from support.until import until
 
 from gateway.core.record import TopicPartition
@@ -37,7 +40,6 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 WHOLE = "?from=earliest&until=latest"
 WITHIN = 60.0  # s
 PARTITIONS = 3
-OPEN = {"access-control": {"policy": "cross-origin"}}
 
 Topic = Callable[..., str]
 
@@ -56,7 +58,7 @@ def names() -> Names:
 @pytest.fixture(scope="module")
 def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
     routes: Mapping[str, Mapping[str, Any]] = {**ROUTES, "plain": {"compression": "none"}}
-    config = any_topic(",".join(kafka.bootstrap), names, routes, listen=OPEN)
+    config = any_topic(",".join(kafka.bootstrap), names, routes)
     with serving(config) as gateway:
         yield gateway
 
@@ -304,22 +306,6 @@ def gzip_so_far(body: bytes) -> bytes:
 # -- clients that others wrote -----------------------------------------------------
 
 
-class Heads(TcpProxy):
-    """Keeps how each answer begins."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads: list[bytes] = []
-
-    async def responses(self, reader: asyncio.StreamReader, link: Link) -> AsyncIterator[bytes]:
-        first = True
-        async for piece in super().responses(reader, link):
-            if first:
-                self.heads.append(piece)
-            first = False
-            yield piece
-
-
 class CompressedCurl(CurlClient):
     options = ("--compressed",)
 
@@ -338,8 +324,7 @@ async def test_programs_inflate_as_they_read_and_find_a_right_end(
     kind: type[SseClient], kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
 ):
     name = topic(PARTITIONS)
-    client = kind(f"{gateway.base_url}/records/{name}")
-    await is_exact([client], kafka, name)
+    await is_exact(kind(f"{gateway.base_url}/records/{name}"), kafka, name)
     end = kind(f"{gateway.base_url}/records/{name}{WHOLE}")
     async with end:
         await end.wait(lambda events: events and events[-1]["event"] == "end", WITHIN)
@@ -349,48 +334,23 @@ async def test_programs_inflate_as_they_read_and_find_a_right_end(
         assert set(end.errors) <= {"Error: closed by the server"}, end.state()
 
 
-@pytest.mark.parametrize(
-    "browser",
-    [
-        pytest.param("chromium", marks=pytest.mark.needs("chromium")),
-        pytest.param("firefox", marks=pytest.mark.needs("firefox")),
-    ],
-)
-async def test_browsers_inflate_as_they_read(
-    browser: Any, kafka: EmbeddedKafka, gateway: Gateway, topic: Topic
-):
-    """EventSource, and fetch of lines."""
-    name = topic(PARTITIONS)
-    url = f"{gateway.base_url}/records/{name}"
-    async with page_in(browser) as page:
-        await is_exact([page.client(kind, url) for kind in ("eventsource", "ndjson")], kafka, name)
-
-
-async def is_exact(clients: Sequence[Any], kafka: EmbeddedKafka, name: str) -> None:
+async def is_exact(client: SseClient, kafka: EmbeddedKafka, name: str) -> None:
     """Each record once, also those that were written while it was cut off."""
-    proxies = [Heads() for _ in clients]
-    async with AsyncExitStack() as stack:
-        oracle = await stack.enter_async_context(Oracle(",".join(kafka.bootstrap)))
-        for client, proxy in zip(clients, proxies, strict=True):
-            client.network = proxy
-            await stack.enter_async_context(client)
-            await client.wait(begun, WITHIN)
+    client.network = proxy = Heads()
+    async with Oracle(",".join(kafka.bootstrap)) as oracle, client:
+        await client.wait(begun, WITHIN)
         for _ in range(2):
             for fields in ({}, {"pad": "x" * 500}):
                 await oracle.produce(name, 10, fields=fields)
-                for client in clients:
-                    await client.wait(lambda events: not oracle.missing(heard(events)), WITHIN)
-            for client in clients:
-                client.cut()
-            await oracle.produce(name, 10)
-            for client in clients:
-                await client.resume()
                 await client.wait(lambda events: not oracle.missing(heard(events)), WITHIN)
-        start = {TopicPartition(name, number): 0 for number in range(PARTITIONS)}
-        for client, proxy in zip(clients, proxies, strict=True):
-            oracle.check_events(client.events, start=start)
-            assert len(proxy.heads) >= 3
-            assert all(b"content-encoding: gzip" in head.lower() for head in proxy.heads)
+            client.cut()
+            await oracle.produce(name, 10)
+            await client.resume()
+            await client.wait(lambda events: not oracle.missing(heard(events)), WITHIN)
+        oracle.check_events(
+            client.events, start={TopicPartition(name, n): 0 for n in range(PARTITIONS)}
+        )
+        assert len(proxy.heads) >= 3 and proxy.all_compressed
 
 
 def begun(events: Sequence[Event]) -> bool:

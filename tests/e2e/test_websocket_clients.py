@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -26,6 +27,7 @@ from support.clients.sockets import (
     WebsocketsMultiplexClient,
 )
 from support.gateways import Gateway, config_for, running_gateway
+from support.heads import Heads
 from support.heard import heard
 from support.oracle import Acked, Oracle
 from support.records import Sent, produce
@@ -41,7 +43,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 WITHIN = 60.0  # s; browsers and whatever else runs share two cores
 PARTITIONS = 3
 MANY = 500  # partitions; positions are longer than 512 characters
-OPEN = {"access-control": {"policy": "cross-origin"}}
+OPEN = {"access-control": {"policy": "cross-origin"}, "websocket": {"compression": True}}
 PROGRAMS = (
     WebsocketsClient,
     WebsocketsMultiplexClient,
@@ -132,6 +134,9 @@ async def test_each_gets_what_was_written_while_it_was_cut_off_at_whichever_gate
     first, second = gateways
     topic, servers = f"story-{group.name}", ",".join(kafka.bootstrap)
     clients = group.clients(f"{first.base_url}/records/{topic}")
+    proxies = [Heads() for _ in clients]
+    for client, proxy in zip(clients, proxies, strict=True):
+        client.network = proxy
     async with Oracle(servers) as oracle, streaming(clients):
         ((partition, offset),) = await produce(kafka.bootstrap, topic, [Sent(None, b"key", 0)])
         oracle.adopt([Acked(TopicPartition(topic, partition), offset, b"key", None)])
@@ -164,6 +169,7 @@ async def test_each_gets_what_was_written_while_it_was_cut_off_at_whichever_gate
             oracle.check_events(client.events, start=start(topic), log_start=kept)
             assert [end["reason"] for end in named(client.events, "end")] == ["drain"]
             assert set(client.closes) == {1006, 1012}, client.state()
+        assert all(proxy.all_compressed for proxy in proxies)
 
 
 async def have_tried_in_vain(clients: Sequence[SocketClient]) -> None:
@@ -256,7 +262,7 @@ async def test_a_program_that_pauses_and_a_page_that_is_busy_lose_nothing(
         for client in clients:
             await client.hold()
         for _ in range(50):
-            await oracle.produce(topic, 10, fields={"pad": "x" * 16_000})
+            await oracle.produce(topic, 10, fields={"pad": secrets.token_urlsafe(12_000)})
         for client in clients:
             assert len(client.events) < 100, "what was being read when it stopped may still come"
             assert client.network.to_client < 7_000_000, "it read on"
