@@ -174,11 +174,8 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle = self._running
         if cycle is None or not self._can_be_taken(cycle):
             return None
-        self._disarm()
         self._withdraw()
-        self._unset_keepalive_if_required()
         self.flow.resume_reading()
-        self.flow.resume_writing()
         # As if the client had gone after its answer: what the application still says is not
         # sent, and uvicorn finds nothing amiss when it returns.
         cycle.disconnected = cycle.response_complete = True
@@ -194,7 +191,7 @@ class GatewayProtocol(HttpToolsProtocol):
         asked = cycle.scope["method"] != "HEAD" and cycle.scope["http_version"] == "1.1"
         if not (asked and cycle.chunked_encoding) or cycle.response_complete:
             return False
-        return self._phase is IDLE and not self._deaf and not self.transport.is_closing()
+        return self._phase is IDLE and not self.transport.is_closing()
 
     def go_on(self, transport: asyncio.Transport, behind: bytes | None, *, full: bool) -> None:
         """Take the connection back after a stream. behind: what came meanwhile; None if that was

@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gateway.web.interpreter import LOCK
 from gateway.web.outlet import TAKEOVER, HttpOutlet, take_over
-from gateway.web.transport import GatewayProtocol
+from gateway.web.transport import HEAD, GatewayProtocol
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 LAST = b"0\r\n\r\n"
@@ -113,6 +113,10 @@ class App:
             await send({"type": "http.response.body", "body": body, "more_body": True})
         if kind == "cut":
             self.cut()
+        if kind == "chatty":
+            await receive()
+            waiting = asyncio.create_task(receive())
+            await asyncio.sleep(0)
         client.outlet = take_over(scope, client)
         if client.outlet is not None:
             self.clients[name] = client
@@ -124,6 +128,7 @@ class App:
                 await send({"type": "http.response.body", "body": b"nobody", "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
                 assert (await receive())["type"] == "http.disconnect"
+                assert (await waiting)["type"] == "http.disconnect"
             return
         self.by_send.append(name)
         for body in (b"one", b"two"):
@@ -136,6 +141,7 @@ class Tight(GatewayProtocol):
 
     USER_TIMEOUT = 1.0
     LINGER_SECONDS = 0.3
+    BODY_BYTES = 200_000
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -246,12 +252,16 @@ def begin(wire: Wire, path: str, *headers: bytes) -> None:
 
 
 def http_of(server: Server, wire: Wire) -> GatewayProtocol:
-    (found,) = [
-        each
-        for each in server.served.connections
-        if isinstance(each, GatewayProtocol) and each.client and each.client[1] == wire.port
-    ]
-    return found
+    def found() -> list[GatewayProtocol]:
+        return [
+            each
+            for each in server.served.connections
+            if isinstance(each, GatewayProtocol) and each.client and each.client[1] == wire.port
+        ]
+
+    if asyncio._get_running_loop() is None:
+        eventually(found, "it is not connected")
+    return found()[0]
 
 
 def rest(wire: Wire) -> bytes:
@@ -299,6 +309,26 @@ def test_what_an_application_sends_behind_an_outlet_is_not_heard(server):
         server.push("chatty", b"x")
         server.finish("chatty")
         assert rest(wire) == b"x"
+
+
+def test_deadlines_of_its_request_do_not_end_a_stream(server):
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/later")[:-9])
+        eventually(lambda: http_of(server, wire)._phase is HEAD, "nothing has come")
+        timer = http_of(server, wire)._timer
+        assert timer is not None and not timer.cancelled()
+        wire.send(get("/take/later")[-9:])
+        assert wire.answer_head().status == 200
+        server.client("later")
+        assert timer.cancelled()
+
+
+def test_a_client_whose_body_nobody_read_is_heard_to_leave(tight):
+    """uvicorn reads no more when 64 KiB of it wait."""
+    with Wire(tight.served.port) as wire:
+        begin(wire, "/take/heavy", b"Content-Length: 100000\r\n\r\n" + b"x" * 99996)
+        client = tight.client("heavy")
+    eventually(lambda: client.closes, "nobody is told")
 
 
 def test_headers_of_the_application_and_of_uvicorn_are_there(server):
@@ -669,16 +699,13 @@ def test_nothing_of_a_request_is_left_without_the_collector_of_garbage(server):
             eventually(lambda: not any(each() for each in left), str(left))
             server.finish("lean")
             assert rest(wire) == b""
-            outlet = weakly(server.do(things_of, server, wire))
+            wire.send(get("/chunks"))
+            assert wire.answer().body == b"whole"
+            http = server.do(things_of, server, wire)
             wire.socket.close()
-            eventually(lambda: not any(each() for each in outlet), str(outlet))
+            eventually(lambda: not any(each() for each in http), str(http))
         finally:
             gc.enable()
-
-
-def weakly(refs: list[weakref.ref[Any]]) -> list[weakref.ref[Any]]:
-    assert refs
-    return refs
 
 
 def things_of(server: Server, wire: Wire) -> list[weakref.ref[Any]]:
