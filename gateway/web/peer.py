@@ -9,7 +9,8 @@
                the kernel answer unread bytes with a reset, which eats the close frame
 
 No task and no timer belongs to a connection that is idle, and 0.3 KB: itself and its `Reader`. A
-message of 300 bytes is written in 2.0 us, by uvloop's transport in 2.4; a small one is read in 1.3.
+write takes 0.08 us more than the `os.write` in it; a small message is heard in 1.4, as one of 64
+in 1.0, a ping of `Pulse` sent in 0.3.
 """
 
 from __future__ import annotations

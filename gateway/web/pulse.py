@@ -1,8 +1,8 @@
 """The pings of all WebSockets of a server: one timer, however many there are.
 
 A wheel of slots: each connection stands in one, and is visited once a round. A timer for each
-connection would be 250 bytes and 2 us for every ping; the slots are filled in turn, so that a
-thousand that connected at once are not pinged at once.
+connection would be 520 bytes and 0.5 us a ping. The slots are filled in turn, so that a thousand
+that connected at once are not pinged at once.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ class Session:
 
     token: what it came with. leave: called when it is over.
 
-    An idle one holds 0.6 KB, and 0.3 for each stream beside its client.
+    An idle one holds 0.25 KB, and as much for each stream beside its client. With all that is below
+    it a socket of `/ws` is 3.5 KB, one of a route's own path with its stream 4.9 (PSS, of 5,000).
     """
 
     __slots__ = (
