@@ -4,8 +4,9 @@ What the inner wire makes of a chunk is deflated by itself and goes out as it is
 that came at different times; the CRC at the end of a client's stream is put together from
 sums of what it got, so that also strict readers take it for whole.
 
-To 1,000 clients over sockets a delivery of one event of 290 bytes costs what it costs without
-(`measure`); of ten events it is 38 % of the bytes.
+Text to 200 clients (`make bench WORK=deflate`, on a busy machine): of a record a write 272 bytes
+become 212 and a CPU second has 190,000 deliveries instead of 216,000; of ten joined 277 become 79,
+and 1.67 M instead of 1.82 M. To a client of a view of its own each event costs 5 us more.
 """
 
 from __future__ import annotations

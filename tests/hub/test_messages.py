@@ -5,6 +5,9 @@ from typing import Any
 
 import orjson
 import pytest
+from support.one_client import client_of, write
+from support.outlet import Outlet
+from support.until import until
 from websockets.client import ClientProtocol
 from websockets.extensions.permessage_deflate import PerMessageDeflate
 from websockets.frames import Frame
@@ -15,7 +18,9 @@ from gateway.core.channel import Event
 from gateway.core.record import Gap, Ready, Reason, Record, Skip, TopicPartition
 from gateway.core.token import seal
 from gateway.formats import format_for
+from gateway.hub.client import Client
 from gateway.hub.messages import BATCH, CHANGED, WebSocket
+from gateway.wire.websocket import deflated
 
 TP = TopicPartition("orders", 7)
 VIEW = b"view0"
@@ -119,6 +124,30 @@ def test_frames_are_compressed_where_the_client_takes_that():
     wire = WebSocket(deflate=True)
     records = [(record(n, b'{"name": "the same again and again"}'), b"%d" % n) for n in range(50)]
     assert len(sent(wire, *records)[0]["records"]) == 50
+
+
+async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    made: list[bytes] = []
+
+    def counting(payload: bytes) -> bytes:
+        made.append(payload)
+        return deflated(payload)
+
+    outlets = [Outlet() for _ in range(3)]
+    clients: list[Client] = []
+    for outlet in outlets:
+        clients.append(client_of(WebSocket(deflate=True), beside=clients[0] if clients else None))
+        clients[-1].attach(outlet)
+    await until(lambda: all(client._fan is not None for client in clients), "all ride")
+    monkeypatch.setattr("gateway.hub.messages.deflated", counting)
+    for n, (value, first) in enumerate(((b'"%b"' % (b"x" * 1000), 0xC1), (b"1", 0x81)), start=2):
+        write(clients[0], value)
+        await until(lambda n=n: all(len(outlet.got) == n for outlet in outlets), "the message")
+        assert len({id(outlet.got[-1]) for outlet in outlets}) == 1
+        assert outlets[0].got[-1][0] == first
+        assert len(made) == n - 1
 
 
 @pytest.mark.parametrize("changed", [False, True])
