@@ -76,6 +76,8 @@ class Subscription:
             self.part(own)
         if snapshot is not None:
             self.reader().conflate(snapshot.left - snapshot.fresh)
+            for tp, offset in (until or {}).items():
+                self.ends(tp, offset)
         if reads is not None and self.alone is not None:
             self.alone.spare(reads)
         channel.followers.add(self)
@@ -220,7 +222,7 @@ class Subscription:
 
     def ends(self, tp: TopicPartition, offset: int) -> None:
         """Where its snapshot of a partition ends, found out."""
-        if self.snapshot is None:
+        if self.snapshot is None or tp not in self.snapshot.left:
             return
         if self.until is not None:
             offset = min(offset, self.until.get(tp, 0))

@@ -262,11 +262,12 @@ class Client:
     def _told(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
         """What BEGIN says."""
         tail = self._shared.tail
+        flushes = tail.conflates or self.subscription.snapshot is not None
         data: dict[str, Any] = {
             "topics": list(tail.ids),
             "partitions": self._shared.named(),
             "pending": [{"topic": tp.topic, "partition": tp.partition} for tp in pending],
-            "resume": "exact" if tail.exact else "batch",
+            "resume": "exact" if tail.exact and not flushes else "batch",
         }
         if self._view_changed:
             data["view"] = "changed"

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
+from typing import TypeAlias
 from weakref import WeakValueDictionary
 
 from ..config import Settings
 from ..core.channel import Channel, Encoder
 from ..core.log import Log
 from ..core.position import Position
-from ..core.reading import Since
+from ..core.reading import EARLIEST, Since
 from ..core.slow import SlowClient
+from ..core.snapshot import Snapshot
 from ..core.subscription import Subscription
 from ..core.tail import Tail
 from ..core.token import Token
@@ -29,7 +31,9 @@ from .publisher import Publisher
 from .pump import Pump
 from .resume import Start
 from .shared import SharedTail
+from .snapshots import Snapshots
 from .starts import ends, found
+from .stepped import Stepped
 from .topics import Topics
 from .view import View
 from .wire import Wire
@@ -41,6 +45,9 @@ SWEEP = 0.25
 LEAST_BEAT, MOST_BEAT = 0.02, 1.0  # seconds from one look at all clients to the next
 BEATS = 500  # clients looked at without a turn for others
 LONG_ID = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobody raised it
+
+
+TailKey: TypeAlias = tuple[tuple[str, ...], float | None]  # topics, interval
 
 
 class Hub:
@@ -55,7 +62,7 @@ class Hub:
         self.draining = False
         self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
         self._after: dict[Client, Callable[[], None]] = {}
-        self._tails: dict[tuple[str, ...], SharedTail] = {}
+        self._tails: dict[TailKey, SharedTail] = {}
         self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
         self._long: set[tuple[str, ...]] = set()
         self._upkeep: list[asyncio.Task[None]] = []
@@ -65,6 +72,7 @@ class Hub:
         self.epochs: Epochs
         self.placing: Placing
         self.publisher: Publisher
+        self.snapshots: Snapshots
 
     async def start(self) -> None:
         self.started, self.draining = True, False
@@ -76,6 +84,7 @@ class Hub:
         self.epochs = Epochs(self.cluster)
         self.placing = Placing(self.cluster, self.topics.settings)
         self.publisher = Publisher(self.cluster)
+        self.snapshots = Snapshots(self)
         self.topics.start(self.feeds)
         self._upkeep = [
             asyncio.create_task(self._sweep_forever()), asyncio.create_task(self._beat_forever())
@@ -88,6 +97,7 @@ class Hub:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         self.placing.close()
+        await self.snapshots.close()
         await self.publisher.close()
         await self.topics.close()
         await self.epochs.close()
@@ -137,7 +147,7 @@ class Hub:
             await self.topics.open_by(deadline, view.topics, known=start.token is not None)
             if start.token is not None:
                 resume.check(start.token, self.cluster.id or "", view.topics)
-            shared = self._tail(view.topics, start.token)
+            shared = self._tail(view, start.token)
             subscription = await self._subscribe(shared, view, start, wire, slow, deadline)
         client = Client(
             self,
@@ -179,6 +189,7 @@ class Hub:
             own = resume.places(token, tail)
         elif start.since is not None:
             own = await found(self.archive, tail, start.since, deadline, reads)
+        snapshot = await self._snapshot(tail, view, start, own, deadline)
         return Subscription(
             # not before the last await: a channel that nobody follows yet is swept away
             self._channel(shared, view, wire),
@@ -188,20 +199,41 @@ class Hub:
             count=start.count,
             credit=start.credit,
             since=token.issued if token else _seconds(start.since),
+            snapshot=snapshot,
             reads=reads,
         )
 
+    async def _snapshot(
+        self, tail: Tail, view: View, start: Start, own: Position, deadline: float
+    ) -> Snapshot | None:
+        """Of all partitions that it has places of; those of topics that its token does not speak
+        of begin with their tables, too."""
+        if not start.snapshot:
+            return None
+        self.snapshots.mind_policies(view.topics)
+        if start.token is None:
+            return Snapshot(view.topics, own, own)
+        told = start.token.among(view.topics)
+        fresh = await found(
+            self.archive, tail, Since(EARLIEST), deadline, lambda tp: tp.topic not in told
+        )
+        own.update(fresh)
+        return Snapshot(view.topics, own, fresh)
+
     # tails and channels
 
-    def _tail(self, topics: tuple[str, ...], token: Token | None) -> SharedTail:
-        shared = self._tails.get(topics)
+    def _tail(self, view: View, token: Token | None) -> SharedTail:
+        topics, interval = key = view.topics, view.interval
+        shared = self._tails.get(key)
         if shared is None:
             told = token.among(topics) if token is not None else {}
             counts = {name: len(told[name].offsets) if name in told else 0 for name in topics}
             feeds = [feed for name in topics for feed in self.feeds.open(name, counts[name])]
             ids = {name: self.topics.id(name) for name in topics}
-            tail = Tail(self.cluster.id or "", [feed.log for feed in feeds], ids)
-            shared = self._tails[topics] = SharedTail(tail)
+            logs = [feed.log for feed in feeds]
+            tail = Tail(self.cluster.id or "", logs, ids, conflates=interval is not None)
+            shared = SharedTail(tail) if interval is None else Stepped(tail, interval)
+            self._tails[key] = shared
             self.feeds.attach(shared)
             self.feeds.refresh_readiness(shared)
         shared.used = asyncio.get_running_loop().time()
@@ -249,7 +281,8 @@ class Hub:
                     await asyncio.sleep(0)
 
     def _sweep(self, now: float) -> None:
-        for topics, shared in list(self._tails.items()):
+        for key, shared in list(self._tails.items()):
+            topics = key[0]
             if not shared.idle:
                 shared.used = now
                 for channel in shared.drop_left():
@@ -258,10 +291,11 @@ class Hub:
                 self._mind_length(topics, shared.tail)
             elif now - shared.used > LINGER and not self.topics.held & set(topics):
                 self.feeds.detach(shared)
-                del self._tails[topics]
-        used = {name for topics in self._tails for name in topics} | self.topics.wanted
+                del self._tails[key]
+        used = {name for topics, _ in self._tails for name in topics} | self.topics.wanted
         for name in self.feeds.topics - used:
             self.feeds.close_topic(name)
+            self.snapshots.tables.drop(name)
         self._bound_memory(now)
 
     def _mind_length(self, topics: tuple[str, ...], tail: Tail) -> None:
@@ -287,7 +321,8 @@ class Hub:
         backlog = sum(client.subscription.backlog for client in self.clients)
         self.archive.bound(backlog > self.settings.memory // 4)
         rings = sum(c.bytes for s in self._tails.values() for c in s.channels.values())
-        _shrink(logs, max(0, self.settings.memory - rings - backlog))
+        tables = self.snapshots.tables.bytes
+        _shrink(logs, max(0, self.settings.memory - rings - tables - backlog))
 
 
 def _shrink(logs: Sequence[Log], room: int) -> None:

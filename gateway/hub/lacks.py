@@ -11,12 +11,13 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
-from ..core.reading import LATEST, Live, Since
+from ..core.reading import EARLIEST, LATEST, Live, Since, Start
 from ..core.record import Gap, Reason, TopicPartition
 from ..core.subscription import Subscription
 from ..core.token import Token
 from ..errors import KafkaError
 from ..kafka import offsets
+from .snapshots import Brought
 
 if TYPE_CHECKING:
     from .hub import Hub
@@ -36,7 +37,8 @@ class Lacks:
     """
 
     __slots__ = (
-        "_found", "_hub", "_ids", "_reads", "_shared", "_since", "_subscription", "_token", "_work"
+        "_brought", "_found", "_hub", "_ids", "_reads", "_shared", "_since", "_subscription",
+        "_token", "_work",
     )  # fmt: skip
 
     def __init__(
@@ -56,10 +58,13 @@ class Lacks:
         self._token = token
         self._since = since
         self._ids = dict(shared.tail.ids)
+        self._brought: Brought | None = None
         self._work: dict[TopicPartition, asyncio.Task[None]] = {}
         self._reads: set[TopicPartition] = set()
 
     def close(self) -> None:
+        if self._brought is not None:
+            self._brought.close()
         for task in self._work.values():
             task.cancel()
 
@@ -111,7 +116,24 @@ class Lacks:
         self._found()
 
     async def _fetch(self, tp: TopicPartition, place: Place) -> None:
+        snapshot = self._subscription.snapshot
+        if snapshot is not None and snapshot.seeks(tp):
+            await self._bring(tp, place)
+            return
         self._subscription.feed(tp, place, await self._hub.archive.read(tp, place))
+
+    async def _bring(self, tp: TopicPartition, place: Place) -> None:
+        """What it lacks for its snapshot."""
+        if self._brought is None:
+            topics = (self._hub.topics.settings(name) for name in self._shared.tail.ids)
+            self._brought = Brought(
+                self._hub,
+                self._shared,
+                self._subscription,
+                self._found,
+                max(topic.partition_ready_timeout for topic in topics),
+            )
+        await self._brought.bring(tp, place)
 
     async def _verify(self, tp: TopicPartition, place: Place) -> None:
         """Hold a token's place against the log: resolve it, or see whether it was cut off.
@@ -145,7 +167,11 @@ class Lacks:
             self._subscription.verified(tp, Place(end, NO_EPOCH, lineage), gap)
 
     async def _resolve(self, tp: TopicPartition, place: Place, lineage: int) -> None:
-        found = await self._hub.archive.resolve(tp, self._since or self._live(tp, place.epoch))
+        snapshot = self._subscription.snapshot
+        start: Start = self._since or self._live(tp, place.epoch)
+        if snapshot is not None and tp in snapshot.fresh:
+            start = Since(EARLIEST)
+        found = await self._hub.archive.resolve(tp, start)
         self._subscription.verified(tp, found._replace(lineage=lineage))
 
     def _live(self, tp: TopicPartition, epoch: int) -> Live:

@@ -27,6 +27,7 @@ class Start:
     until:  `latest` or a time in milliseconds; None for no end.
     count:  records after which to end.
     credit: records that may be sent before more are granted; None for any number.
+    snapshot: first the latest of each key; from the beginning, or of what was missed.
     """
 
     token: Token | None = None
@@ -34,10 +35,13 @@ class Start:
     until: Literal["latest"] | int | None = None
     count: int | None = None
     credit: int | None = None
+    snapshot: bool = False
 
     @property
     def since(self) -> Since | None:
         """`origin`, if that is where it begins and it is not where the tail stands."""
+        if self.token is None and self.snapshot:
+            return Since(EARLIEST)
         if self.token is not None or self.origin == "live":
             return None
         return Since(EARLIEST if self.origin == "earliest" else self.origin)

@@ -15,6 +15,7 @@ class View:
     topics: in their order.
     binary: what `value` does with bytes that are not text.
     fields: of the value that are shown, by JSON pointer; all of it where there are none.
+    interval: seconds in which the latest of each key is sent; None for every record, at once.
     """
 
     topics: tuple[str, ...]
@@ -22,9 +23,11 @@ class View:
     format: str
     binary: Binary
     fields: tuple[str, ...] = ()
+    interval: float | None = None
 
     @property
     def digest(self) -> bytes:
-        """The same in every process, so that any replica can tell whether a token is of it."""
+        """The same in every process, so that any replica can tell whether a token is of it. A
+        position is one of the view whatever its interval."""
         shown = (self.format, self.binary, self.fields)
         return digest(repr((sorted(self.topics), self.filters, *shown)))

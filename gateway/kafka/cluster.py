@@ -150,6 +150,15 @@ class Cluster:
         """The names of all that may be described, a few seconds old. See `names`."""
         return await self.metadata.names.all()
 
+    async def cleanup_policy(self, topic: str) -> str | None:
+        """Such as `compact,delete`; None where the configs may not be described."""
+        node = self.metadata.answered
+        if node is None:
+            return None
+        request = DescribeConfigsRequest(topic, ("cleanup.policy",))
+        answer = await self.connections.send(node, Role.CONTROL, request)
+        return answer.values.get("cleanup.policy")
+
     async def deletes_after(self, topic: str) -> float | None:
         """Seconds for which a compacted topic keeps its tombstones (delete.retention.ms); None
         for one that is not compacted, or whose configs may not be described."""

@@ -123,8 +123,6 @@ def refuse_unserved(settings: Settings) -> None:
     for n, route in enumerate(settings.routes):
         if route.guarded:
             problems.append(f"routes[{n}].guarded: guards are not served by this version")
-        if route.with_.slow_client == "conflate":
-            problems.append(f"routes[{n}].with.slowClient: conflate is not served by this version")
     for n, topic in enumerate(settings.kafka.topics):
         for name, model in (("key", topic.key), ("value", topic.value)):
             if model.model not in ("bytes", "string", "json"):

@@ -109,6 +109,8 @@ class Routes:
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
             raise RequestError(400, "Bad request", detail)
         start, refused = asked.start, asked.refused is not None
+        if route.with_.mode == "snapshot" and not request.query_params.get("from"):
+            start = replace(start, snapshot=True)
         if page is not None:
             start = replace(start, count=None, credit=start.count or page)
         try:

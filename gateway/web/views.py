@@ -104,6 +104,7 @@ def view_of(
         with_.format,
         with_.binary,
         _fields(route, chosen.fields),
+        with_.interval,
     )
 
 

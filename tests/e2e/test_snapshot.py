@@ -1,0 +1,261 @@
+"""mode: snapshot. First the latest record of each key, then live, and nothing twice or missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from support.brokers import Broker
+from support.clients.hasty import Hasty
+from support.clients.raw import RawClient
+from support.clients.wires import Wire, every_wire, over
+from support.gateways import Gateway, config_for, running_gateway
+from support.latest import known, named, records, written
+from support.lines import LineParser
+from support.oracle import read_records
+from support.records import Sent, produce
+from support.until import until
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+WITHIN = 60.0  # s
+PARTITIONS = 3
+
+
+def keyed(number: int, value: str | None) -> Sent:
+    return Sent(None if value is None else value.encode(), b"k%d" % number, number % PARTITIONS)
+
+
+HISTORY = [
+    *(keyed(n, f"first-{n}") for n in range(30)),
+    *(keyed(n, f"second-{n}") for n in range(0, 30, 2)),
+    *(keyed(n, None) for n in range(0, 30, 5)),
+    Sent(b"no key", None, 0),
+]
+LATER = [keyed(1, "later"), keyed(2, None), keyed(99, "new"), Sent(b"no key either", None, 1)]
+
+
+@asynccontextmanager
+async def serving(
+    servers: str | Sequence[str], *topics: str | dict[str, Any], **options: Any
+) -> AsyncIterator[Gateway]:
+    names = [each if isinstance(each, str) else each["name"] for each in topics]
+    target = {"topics": names, "format": "envelope", "mode": "snapshot", **options}
+    routes = [{"when": [{"path": "/table"}], "with": target}]
+    async with running_gateway(config_for(servers, topics, routes)) as gateway:
+        yield gateway
+
+
+async def ended(client: RawClient, times: int = 1) -> None:
+    await until(
+        lambda: len(named(client.events, "snapshot-end")) >= times,
+        lambda: f"the end of the snapshot: {client.state()}",
+        WITHIN,
+    )
+
+
+async def knows(client: RawClient, table: dict[str, str]) -> None:
+    await until(
+        lambda: known(client.events) == table,
+        lambda: f"{table} by {client.state()}",
+        WITHIN,
+    )
+
+
+@every_wire
+async def test_a_client_gets_the_latest_of_each_key_then_the_end_then_what_is_live(
+    embedded: EmbeddedKafka, wire: Wire
+):
+    embedded.create_topic("prices", PARTITIONS)
+    await produce(embedded.bootstrap, "prices", HISTORY)
+    async with (
+        serving(embedded.bootstrap, "prices") as gateway,
+        over(wire, Hasty)(f"{gateway.base_url}/table") as client,
+    ):
+        await ended(client)
+        await produce(embedded.bootstrap, "prices", LATER)
+        await knows(client, written(HISTORY + LATER))
+        await until(
+            lambda: sum(r["key"] is None for r in records(client.events)) == 2, "both", WITHIN
+        )
+        (end,) = named(client.events, "snapshot-end")
+        at = next(n for n, e in enumerate(client.events) if e["event"] == "snapshot-end")
+        first, then = records(client.events[:at]), records(client.events[at:])
+        assert end == {"topics": ["prices"], "records": len(written(HISTORY)) + 1}
+        assert len(first) == end["records"]
+        assert {r["key"]: r["value"] for r in first if r["key"]} == written(HISTORY)
+        for p in range(PARTITIONS):
+            offsets = [r["offset"] for r in first if r["partition"] == p]
+            assert offsets == sorted(offsets)
+        assert len(then) == len(LATER), "each once, the tombstone too"
+        assert named(client.events, "begin")[0]["resume"] == "batch"
+
+
+@every_wire
+async def test_one_that_is_cut_again_and_again_knows_it_all_in_the_end(
+    embedded: EmbeddedKafka, wire: Wire
+):
+    """And hears of what was deleted while it was away: what it has must not stay."""
+    embedded.create_topic("prices", PARTITIONS)
+    pad = "x" * 500
+    history = [keyed(n, f"{n} {pad}") for n in range(600)]
+    await produce(embedded.bootstrap, "prices", history)
+    deletes = [keyed(n, None) for n in range(0, 600, 7)]
+    async with serving(embedded.bootstrap, "prices") as gateway:
+        client = over(wire, Hasty)(f"{gateway.base_url}/table")
+        client.cut_after(120_000)
+        async with client:
+            await until(lambda: client.opened == 2, "a cut", WITHIN)
+            client.cut_after(100_000)
+            history += deletes
+            await produce(embedded.bootstrap, "prices", deletes)
+            await ended(client)
+            await knows(client, written(history))
+            second = [n for n, e in enumerate(client.events) if e["event"] == "begin"][1]
+            assert not named(client.events[:second], "snapshot-end"), "it was cut within"
+            before, ends = client.opened, len(named(client.events, "snapshot-end"))
+            client.cut()
+            await until(lambda: client.opened > before, "it comes back", WITHIN)
+            await ended(client, ends + 1)
+            await produce(embedded.bootstrap, "prices", LATER)
+            await knows(client, written(history + LATER))
+        assert not named(client.events, "gap")
+
+
+async def test_a_table_larger_than_the_cache_is_read_from_kafka_and_each_key_comes_once(
+    embedded: EmbeddedKafka,
+):
+    embedded.create_topic("prices", PARTITIONS)
+    pad = "x" * 1000
+    history = [keyed(n, f"old {n} {pad}") for n in range(300)]
+    history += [keyed(n, f"new {n} {pad}") for n in range(0, 300, 3)] + [keyed(7, None)]
+    await produce(embedded.bootstrap, "prices", history)
+    small = {"name": "prices", "cache": {"bytes": "64KiB"}}
+    async with serving(embedded.bootstrap, small) as gateway:
+        for _ in range(2):
+            async with RawClient(f"{gateway.base_url}/table") as client:
+                await ended(client)
+                assert known(client.events) == written(history)
+                assert len(records(client.events)) == len(written(history))
+        assert "raise cache.bytes of the topic" in gateway.log
+
+
+async def test_many_who_come_at_once_share_one_read(embedded: EmbeddedKafka):
+    embedded.create_topic("prices", PARTITIONS)
+    await produce(embedded.bootstrap, "prices", HISTORY)
+    async with serving(embedded.bootstrap, "prices") as gateway:
+        clients = [RawClient(f"{gateway.base_url}/table") for _ in range(40)]
+        try:
+            await asyncio.gather(*(client.start() for client in clients))
+            for client in clients:
+                await ended(client)
+                assert known(client.events) == written(HISTORY)
+        finally:
+            for client in clients:
+                await client.stop()
+
+
+async def test_who_says_where_to_begin_gets_no_snapshot(embedded: EmbeddedKafka):
+    embedded.create_topic("prices", PARTITIONS)
+    await produce(embedded.bootstrap, "prices", HISTORY)
+    async with (
+        serving(embedded.bootstrap, "prices") as gateway,
+        RawClient(f"{gateway.base_url}/table?from=earliest") as client,
+    ):
+        await until(lambda: len(records(client.events)) == len(HISTORY), "all of it", WITHIN)
+        assert not named(client.events, "snapshot-end")
+
+
+async def test_until_latest_is_the_snapshot_and_its_end(embedded: EmbeddedKafka):
+    embedded.create_topic("prices", PARTITIONS)
+    embedded.create_topic("empty", 1)
+    await produce(embedded.bootstrap, "prices", HISTORY)
+    async with (
+        serving(embedded.bootstrap, "prices", "empty") as gateway,
+        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=WITHIN) as http,
+    ):
+        answer = await http.get(
+            "/table?until=latest&positions", headers={"Accept": "application/x-ndjson"}
+        )
+        events = [{"event": e.type, "data": e.data} for e in LineParser().feed(answer.content)]
+        assert known(events) == written(HISTORY)
+        names = [e["event"] for e in events if e["event"] != "message"]
+        assert names == ["begin", "snapshot-end", "end"]
+
+
+async def test_filters_and_fields_are_those_of_the_view(embedded: EmbeddedKafka):
+    embedded.create_topic("prices", 1)
+    values = ['{"region": "eu", "price": 1}', '{"region": "us", "price": 2}']
+    await produce(
+        embedded.bootstrap, "prices", [Sent(v.encode(), b"k%d" % n) for n, v in enumerate(values)]
+    )
+    async with (
+        serving(
+            embedded.bootstrap, "prices", filters=[{"value": {"/region": "eu"}}],
+            fields=["/price"], format="value",
+        ) as gateway,
+        RawClient(f"{gateway.base_url}/table") as client,
+    ):  # fmt: skip
+        await ended(client)
+        assert [e["data"] for e in client.events if e["event"] == "message"] == ['{"price":1}']
+
+
+async def test_a_topic_that_kafka_has_compacted_is_whole_and_another_is_warned_of(
+    retention_kafka: Broker, topic: Callable[..., str]
+):
+    """With the holes of compaction among the offsets; none of them is a gap."""
+    configs = {
+        "cleanup.policy": "compact", "segment.ms": "200", "max.compaction.lag.ms": "200",
+        "min.cleanable.dirty.ratio": "0.01",
+    }  # fmt: skip
+    compacted, plain = topic(partitions=1, configs=configs), topic(partitions=1)
+    servers = retention_kafka.servers
+    history = [Sent(b"%d" % n, b"k%d" % (n % 7)) for n in range(70)]
+    await produce(retention_kafka.bootstrap, compacted, history)
+    await produce(retention_kafka.bootstrap, plain, [Sent(b"v", b"plain")])
+    for n in range(600):  # the segment that is written to is not compacted
+        history.append(Sent(b"%d" % n, b"roll"))
+        await produce(retention_kafka.bootstrap, compacted, history[-1:])
+        if len(await read_records(servers, compacted)) < 70:
+            break
+        await asyncio.sleep(0.1)
+    async with serving(servers, compacted, plain) as gateway:
+        async with RawClient(f"{gateway.base_url}/table") as client:
+            await ended(client)
+            assert known(client.events) == {**written(history), "plain": "v"}
+            assert len(records(client.events)) == len(written(history)) + 1
+            assert not named(client.events, "gap")
+        await until(
+            lambda: f"{plain} has cleanup.policy=delete" in gateway.log, "the warning", WITHIN
+        )
+        assert f"{compacted} has cleanup.policy" not in gateway.log
+
+
+async def test_a_partition_that_cannot_be_read_holds_up_no_other():
+    """It is told as pending, and comes when it can be read."""
+    with EmbeddedKafka(fetch_version=11) as embedded:
+        await _without_a_leader(embedded)
+
+
+async def _without_a_leader(embedded: EmbeddedKafka) -> None:
+    embedded.create_topic("prices", 2)
+    rows = [Sent(b"v%d" % n, b"k%d" % n, n % 2) for n in range(10)]
+    await produce(embedded.bootstrap, "prices", rows)
+    async with serving(
+        embedded.bootstrap, {"name": "prices", "partitionReadyTimeout": "1s"}
+    ) as gateway:
+        embedded.lead("prices", 1, None)
+        async with RawClient(f"{gateway.base_url}/table") as client:
+            await ended(client)
+            (end,) = named(client.events, "snapshot-end")
+            assert end["pending"] == [{"topic": "prices", "partition": 1}]
+            assert known(client.events) == written(rows[::2])
+            more = [Sent(b"new", b"k0", 0)]
+            await produce(embedded.bootstrap, "prices", more)
+            await knows(client, written([*rows[::2], *more]))
+            embedded.lead("prices", 1, 1)
+            await knows(client, written([*rows, *more]))
+            assert len(named(client.events, "snapshot-end")) == 1
