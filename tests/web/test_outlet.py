@@ -30,7 +30,6 @@ from support.raw_http import Served, Wire, get, serving
 from support.until import PATIENCE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.web.interpreter import LOCK
 from gateway.web.outlet import TAKEOVER, HttpOutlet, take_over
 from gateway.web.transport import HEAD, GatewayProtocol
 
@@ -120,7 +119,8 @@ class App:
         client.outlet = take_over(scope, client)
         if client.outlet is not None:
             self.clients[name] = client
-            self.descriptors.append(client.outlet._descriptor)
+            plain = client.outlet._transport.get_extra_info("socket")
+            self.descriptors.append(plain.fileno())
             assert take_over(scope, client) is None  # it is gone
             if kind == "fail":
                 raise LookupError("on purpose")
@@ -821,7 +821,7 @@ def secure(loop, authority) -> Iterator[Server]:
 
 @pytest.fixture
 def secret(secure, authority) -> Iterator[Wire]:
-    with Wire(secure.served.port, receive_buffer=4096) as wire:
+    with Wire(secure.served.port, receive_buffer=16384) as wire:
         plain = wire.socket
         with authority.context().wrap_socket(plain, server_hostname="localhost") as wire.socket:
             yield wire
@@ -872,7 +872,7 @@ def test_a_client_that_leaves_tls_is_told_of_once(secure, secret, way):
     assert client.closes == 1
 
 
-# Descriptors, and the interpreter's lock
+# Many of them
 
 
 class Brisk(GatewayProtocol):
@@ -971,19 +971,4 @@ async def test_no_byte_of_a_stream_reaches_another_connection(loop, tls, authori
             server.served.errors[:] = [e for e in server.served.errors if not lost_twice(e)]
         streams = sum(each.streams for each in visitors)
         assert streams >= total and sum(each.chunks for each in visitors) > total
-        if not tls:
-            assert len(set(server.app.descriptors)) < streams / 3
-
-
-def test_beside_a_thread_that_computes_the_lock_is_kept(server, monkeypatch):
-    """Its thread would have the interpreter for 5 ms after every write."""
-    with Wire(server.served.port) as wire:
-        begin(wire, "/take/kept")
-        server.client("kept")
-        monkeypatch.setattr(LOCK, "contended", True)
-        with monkeypatch.context() as patched:
-            patched.setattr("gateway.web.outlet.os.write", None)
-            server.push("kept", b"x")
-        assert wire.chunk() == b"x"
-        server.finish("kept")
-        assert rest(wire) == b""
+        assert len(set(server.app.descriptors)) < streams / 2

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import socket
 import struct
@@ -9,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-import httptools
 import pytest
 import uvicorn
 import uvloop
@@ -19,8 +17,7 @@ from support.bad_requests import CHUNKED, KIB, REFUSED, post
 from support.certificates import Authority
 from support.raw_http import Reset, Served, Wire, exchange, get, serving
 from support.until import PATIENCE
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from gateway.web.transport import GatewayProtocol
@@ -589,65 +586,3 @@ def test_any_bytes_get_the_same_answers_however_they_are_cut(pieces, data):
     for line in whole.split(b"\r\n"):
         if line.startswith(b"HTTP/1.1 "):
             assert line.split()[1] in (b"200", b"400", b"404", b"413", b"501", b"505"), line
-
-
-# uvicorn
-
-
-@pytest.mark.parametrize(
-    "name, parameters",
-    {
-        "connection_made": ["transport"],
-        "connection_lost": ["exc"],
-        "data_received": ["data"],
-        "on_message_begin": [],
-        "on_headers_complete": [],
-        "on_header": ["name", "value"],
-        "on_body": ["body"],
-        "on_message_complete": [],
-        "on_response_complete": [],
-        "_should_upgrade": [],
-        "_start_asgi_task": ["cycle", "app"],
-        "_unset_keepalive_if_required": [],
-    }.items(),
-)
-def test_uvicorn_still_has_the_method_the_protocol_builds_on(name, parameters):
-    method = getattr(HttpToolsProtocol, name, None)
-    told = f"uvicorn {uvicorn.__version__} changed HttpToolsProtocol.{name}; read transport.py"
-    assert method is not None, told
-    assert list(inspect.signature(method).parameters) == ["self", *parameters], told
-
-
-def test_uvicorn_still_has_the_state_the_protocol_builds_on():
-    told = f"uvicorn {uvicorn.__version__} changed its protocol's state; read transport.py"
-    state = ServerState()
-    config = uvicorn.Config(app, lifespan="off")
-    loop = asyncio.new_event_loop()
-    try:
-        protocol = HttpToolsProtocol(config, state, {}, _loop=loop)
-    finally:
-        loop.close()
-    for name in ("pipeline", "flow", "cycle", "headers", "transport", "parser", "loop", "logger"):
-        assert hasattr(protocol, name), f"{told}: {name}"
-    protocol.on_message_begin()
-    assert protocol.url == b"" and protocol.scope["headers"] is protocol.headers, told
-    assert state.default_headers == [], told
-    for name in ("pause_reading", "resume_reading"):
-        assert hasattr(FlowControl, name), f"{told}: {name}"
-    source = inspect.getsource(RequestResponseCycle)
-    for name in ("disconnected", "response_started", "response_complete", "message_event"):
-        assert f"self.{name} = " in source, f"{told}: {name}"
-    assert "self.pipeline.appendleft((self.cycle, app))" in inspect.getsource(
-        HttpToolsProtocol.on_headers_complete
-    ), told
-
-
-def test_the_parser_still_keeps_the_cause_of_a_refusal():
-    class Refusing:
-        def on_headers_complete(self) -> None:
-            raise LookupError("why")
-
-    parser = httptools.HttpRequestParser(Refusing())
-    with pytest.raises(httptools.HttpParserCallbackError) as told:
-        parser.feed_data(get("/"))
-    assert isinstance(told.value.__context__, LookupError)

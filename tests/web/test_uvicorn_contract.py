@@ -1,0 +1,461 @@
+"""What the edge takes for granted of uvicorn, uvloop and asyncio, none of which promises it.
+
+A failure here means that a new version does otherwise: read what the message names before the pin
+in pyproject.toml is moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import socket
+import ssl
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httptools
+import pytest
+import uvicorn
+import uvloop
+from packaging.requirements import Requirement
+from packaging.version import Version
+from support.certificates import Authority
+from support.raw_http import get
+from support.until import PATIENCE, until
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+HTTP = f"uvicorn {uvicorn.__version__} does otherwise; read gateway/web/transport.py: "
+LEAN = HTTP + "`give_away`, `go_on`: "
+LOOP = f"uvloop {uvloop.__version__}, or asyncio, does otherwise; read gateway/web/outlet.py: "
+
+
+def test_uvicorn_is_pinned_to_its_minor():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    needs = tomllib.loads(project.read_text())["project"]["dependencies"]
+    (pin,) = [need.specifier for each in needs if (need := Requirement(each)).name == "uvicorn"]
+    major, minor, *_ = Version(uvicorn.__version__).release
+    assert f"{major}.{minor}.999" in pin
+    assert f"{major}.{minor + 1}" not in pin, "its protocol changes with every minor"
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    "name, parameters",
+    {
+        "connection_made": ["transport"],
+        "connection_lost": ["exc"],
+        "data_received": ["data"],
+        "on_message_begin": [],
+        "on_headers_complete": [],
+        "on_header": ["name", "value"],
+        "on_body": ["body"],
+        "on_message_complete": [],
+        "on_response_complete": [],
+        "shutdown": [],
+        "timeout_keep_alive_handler": [],
+        "_should_upgrade": [],
+        "_start_asgi_task": ["cycle", "app"],
+        "_unset_keepalive_if_required": [],
+    }.items(),
+)
+def test_the_protocol_has_the_methods_that_ours_builds_on(name, parameters):
+    method = getattr(HttpToolsProtocol, name, None)
+    assert method is not None, HTTP + name
+    assert list(inspect.signature(method).parameters) == ["self", *parameters], HTTP + name
+
+
+def test_a_cycle_has_the_state_that_is_read_and_set():
+    source = inspect.getsource(RequestResponseCycle.__init__)
+    for name in (
+        "scope",
+        "disconnected",
+        "keep_alive",
+        "response_started",
+        "response_complete",
+        "chunked_encoding",
+        "message_event",
+    ):
+        assert f"self.{name} = " in source or f"self.{name}: " in source, HTTP + f"cycle.{name}"
+
+
+def test_the_parser_keeps_the_cause_of_a_refusal():
+    class Refusing:
+        def on_headers_complete(self) -> None:
+            raise LookupError("why")
+
+    parser = httptools.HttpRequestParser(Refusing())
+    with pytest.raises(httptools.HttpParserCallbackError) as told:
+        parser.feed_data(get("/"))
+    assert isinstance(told.value.__context__, LookupError), "httptools; read `_refusal_of`"
+
+
+# A protocol by itself
+
+
+class Written(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.data = b""
+        self.closed = False
+
+    def write(self, data) -> None:
+        self.data += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+class Stage:
+    """uvicorn's protocol with one connection, and an app that does what a test says."""
+
+    def __init__(self, app: Any) -> None:
+        self.config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_keep_alive=60)
+        self.state = ServerState()
+        self.protocol = HttpToolsProtocol(self.config, self.state, {})
+        self.transport = Written()
+        self.protocol.connection_made(self.transport)
+
+    async def ask(self, *headers: bytes, method: str = "GET") -> RequestResponseCycle:
+        self.protocol.data_received(get("/", *headers, method=method))
+        cycle = self.protocol.cycle
+        tasks = set(self.state.tasks)
+        assert len(tasks) == 1, HTTP + "server_state.tasks"
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.gather(*tasks)
+        return cycle
+
+
+START = {"type": "http.response.start", "status": 200, "headers": []}
+MORE = {"type": "http.response.body", "body": b"x", "more_body": True}
+
+
+async def test_a_connection_has_the_state_that_is_read_and_set():
+    stage = Stage(None)
+    protocol, state = stage.protocol, stage.state
+    assert state.connections == {protocol}, LEAN + "server_state.connections"
+    assert state.total_requests == 0, LEAN + "server_state.total_requests"
+    assert state.default_headers == [], HTTP + "server_state.default_headers"
+    assert isinstance(protocol.parser, httptools.HttpRequestParser), HTTP + "parser"
+    assert isinstance(protocol.flow, FlowControl), HTTP + "flow"
+    assert (protocol.flow.read_paused, protocol.flow.write_paused) == (False, False), HTTP + "flow"
+    for name in ("pause_reading", "resume_reading", "pause_writing", "resume_writing"):
+        assert hasattr(FlowControl, name), HTTP + f"flow.{name}"
+    assert (protocol.scheme, protocol.timeout_keep_alive) == ("http", 60), LEAN + "scheme"
+    assert protocol.timeout_keep_alive_task is None, LEAN + "timeout_keep_alive_task"
+    assert len(protocol.pipeline) == 0 and protocol.cycle is None, HTTP + "pipeline, cycle"
+    for name in ("config", "app_state", "loop", "logger", "ws_protocol_class", "transport"):
+        assert hasattr(protocol, name), HTTP + name
+    protocol.on_message_begin()
+    assert protocol.url == b"" and protocol.scope["headers"] is protocol.headers, HTTP + "scope"
+    assert "extensions" not in protocol.scope, HTTP + "scope's extensions are ours alone"
+
+
+async def test_requests_wait_in_the_pipeline_in_order():
+    async def never(scope, receive, send) -> None:
+        await asyncio.sleep(0)
+        raise asyncio.CancelledError
+
+    stage = Stage(never)
+    for _ in range(3):
+        stage.protocol.data_received(get("/"))
+    waiting = list(stage.protocol.pipeline)
+    told = HTTP + "`_refuse_body` takes the latest from the left"
+    assert len(waiting) == 2 and waiting[0][0] is stage.protocol.cycle, told
+    assert stage.protocol.flow.read_paused, HTTP + "reading goes on behind a request"
+    await asyncio.gather(*stage.state.tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    "method, headers, chunked",
+    [("GET", [], True), ("HEAD", [], None), ("GET", [(b"a", b"b")], True)],
+)
+async def test_chunks_are_known_by_the_start_of_a_response(method, headers, chunked):
+    seen: list[object] = []
+
+    async def app(scope, receive, send) -> None:
+        cycle = stage.protocol.cycle
+        seen.append(cycle.chunked_encoding)
+        await send({**START, "headers": headers})
+        seen.append(cycle.chunked_encoding)
+        assert stage.transport.data.startswith(b"HTTP/1.1 200 "), LEAN + "the start is written late"
+        await send({**MORE, "more_body": False})
+
+    stage = Stage(app)
+    await stage.ask(method=method)
+    assert seen == [None, chunked], LEAN + "cycle.chunked_encoding"
+
+
+@pytest.fixture
+def complaints(caplog) -> Iterator[list[str]]:
+    told: list[str] = []
+    caplog.set_level(logging.INFO)
+    yield told
+    said = [
+        each.getMessage() for each in caplog.get_records("call") if each.levelno >= logging.WARNING
+    ]
+    assert len(said) == len(told) and all(a in b for a, b in zip(told, said, strict=True)), said
+
+
+async def test_a_cycle_that_was_left_ends_quietly(complaints):
+    async def app(scope, receive, send) -> None:
+        await receive()
+        await send(START)
+        cycle = stage.protocol.cycle
+        before = stage.transport.data
+        cycle.disconnected = cycle.response_complete = True
+        cycle.message_event.set()
+        await send(MORE)
+        await send({**MORE, "more_body": False})
+        assert (await receive())["type"] == "http.disconnect", LEAN + "receive"
+        assert stage.transport.data == before, LEAN + "something was written"
+
+    stage = Stage(app)
+    cycle = await stage.ask()
+    assert not stage.transport.closed, LEAN + "the connection was closed"
+    assert stage.state.total_requests == 0, LEAN + "it was counted: the outlet counts as well"
+    assert getattr(cycle.on_response, "__self__", None) is None, LEAN + "it keeps the protocol"
+    assert not stage.state.tasks, LEAN + "the task is kept"
+
+
+async def test_a_cycle_that_was_not_left_does_not(complaints):
+    """Or the test above shows nothing."""
+
+    async def app(scope, receive, send) -> None:
+        await send(START)
+
+    complaints.append("without completing response")
+    stage = Stage(app)
+    await stage.ask()
+    assert stage.transport.closed
+
+
+async def test_a_cycle_that_fails_after_its_start_closes_the_connection(complaints):
+    async def app(scope, receive, send) -> None:
+        await send(START)
+        stage.protocol.cycle.disconnected = stage.protocol.cycle.response_complete = True
+        raise LookupError("on purpose")
+
+    complaints.append("Exception in ASGI application")
+    stage = Stage(app)
+    await stage.ask()
+    assert stage.transport.closed, LEAN + "a stream whose client never came would stay for ever"
+
+
+@pytest.mark.parametrize("header, kept", [(b"X: y", True), (b"Connection: close", False)])
+async def test_a_cycle_knows_whether_its_connection_lasts(header, kept):
+    async def app(scope, receive, send) -> None:
+        await send(START)
+        await send({**MORE, "more_body": False})
+
+    cycle = await Stage(app).ask(header)
+    assert cycle.keep_alive is kept, LEAN + "cycle.keep_alive"
+
+
+async def test_an_idle_connection_has_a_timer_that_a_request_stops():
+    async def app(scope, receive, send) -> None:
+        await send(START)
+        await send({**MORE, "more_body": False})
+
+    stage = Stage(app)
+    await stage.ask()
+    timer = stage.protocol.timeout_keep_alive_task
+    assert timer is not None and not timer.cancelled(), LEAN + "timeout_keep_alive_task"
+    assert stage.state.total_requests == 1, LEAN + "server_state.total_requests"
+    stage.protocol.data_received(b"G")
+    assert timer.cancelled(), LEAN + "_unset_keepalive_if_required"
+
+
+async def test_a_server_tells_every_connection_to_end_and_waits_for_all():
+    class Connection:
+        told = 0
+
+        def shutdown(self) -> None:
+            self.told += 1
+
+    one = Connection()
+    server = uvicorn.Server(uvicorn.Config(None, lifespan="off", log_config=None))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    server.servers = []
+    server.server_state.connections.add(one)  # type: ignore[arg-type]
+    ending = asyncio.create_task(server.shutdown())
+    await until(lambda: one.told, LEAN + "Server.shutdown")
+    done, _ = await asyncio.wait([ending], timeout=0.5)
+    assert not done, LEAN + "it does not wait for server_state.connections"
+    server.server_state.connections.clear()
+    async with asyncio.timeout(PATIENCE):
+        await ending
+    assert one.told == 1
+
+
+# Transports
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+class Flow(asyncio.Protocol):
+    """Notes what its transport tells, and whether that was within a write."""
+
+    def __init__(self) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.told: list[str] = []
+        self.full = self.writing = False
+        self.received = b""
+
+    def connection_made(self, transport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+
+    def write(self, data) -> None:
+        self.writing = True
+        self.transport.write(data)
+        self.writing = False
+        if self.transport.get_write_buffer_size() and not self.full:
+            self.told.append("something is left, and it was not paused")
+
+    def pause_writing(self) -> None:
+        self.full = True
+        if not self.writing:
+            self.told.append("paused out of a write")
+
+    def resume_writing(self) -> None:
+        self.full = False
+        if self.transport.get_write_buffer_size():
+            self.told.append("resumed before all was sent")
+
+    def connection_lost(self, error) -> None:
+        self.transport = None
+
+
+class Reader(threading.Thread):
+    """A client that reads to the end once it may. With less of a buffer the kernel would wait for
+    0.2 s before each piece."""
+
+    def __init__(self, port: int, context: ssl.SSLContext | None) -> None:
+        super().__init__(daemon=True)
+        self.port, self.context = port, context
+        self.may = threading.Event()
+        self.data = b""
+
+    def run(self) -> None:
+        with socket.socket() as plain:
+            plain.settimeout(PATIENCE)
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)
+            plain.connect(("127.0.0.1", self.port))
+            wire: socket.socket = plain
+            if self.context is not None:
+                wire = self.context.wrap_socket(plain, server_hostname="localhost")
+            with wire:
+                wire.sendall(b"hello")
+                self.may.wait(PATIENCE)
+                while data := wire.recv(65536):
+                    self.data += data
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_transport_pauses_within_write_and_resumes_when_all_is_sent(loop, tls, authority):
+    """With `high` 0, or 1 for TLS."""
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(pausing(authority if tls else None))
+
+
+async def pausing(authority: Authority | None) -> None:
+    flow, sent = Flow(), b"".join(b"%08d" % n for n in range(60_000))
+    context = None
+    if authority is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(str(authority.signed("server")))
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: flow, sock=listener, ssl=context)
+    reader = Reader(listener.getsockname()[1], authority.context() if authority else None)
+    reader.start()
+    try:
+        await until(lambda: flow.received == b"hello")
+        flow.transport.set_write_buffer_limits(high=0 if authority is None else 1)
+        assert not flow.full, LOOP + "limits pause a transport that has nothing to write"
+        await push(flow, sent, reader)
+        flow.transport.close()
+        await asyncio.to_thread(reader.join, PATIENCE)
+    finally:
+        reader.may.set()
+        server.close()
+    assert reader.data == sent, LOOP + "bytes in another order"
+    assert not flow.told, LOOP + flow.told[0]
+
+
+async def push(flow: Flow, sent: bytes, reader: Reader) -> None:
+    pauses = 0
+    for at in range(0, len(sent), 1000):
+        flow.write(sent[at : at + 1000])
+        if flow.full:
+            pauses += 1
+            reader.may.set()
+            await until(lambda: not flow.full, LOOP + "it is not resumed", every=0.001)
+    assert pauses, "it was never paused: the test shows nothing"
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_transport_says_at_once_that_it_closes(loop, end):
+    """What is written to one that is closed raises with uvloop."""
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(ending(end))
+
+
+async def ending(end: str) -> None:
+    flow, loop = Flow(), asyncio.get_running_loop()
+    server = await loop.create_server(lambda: flow, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()):
+        await until(lambda: flow.transport)
+        transport = flow.transport
+        getattr(transport, end)()
+        assert transport.is_closing(), LOOP + "is_closing comes late"
+        await until(lambda: flow.transport is None, LOOP + "connection_lost")
+        assert transport.is_closing(), LOOP + "is_closing ends"
+    server.close()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_another_protocol_hears_what_comes_next(loop):
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        runner.run(handing())
+
+
+async def handing() -> None:
+    first, second = Flow(), Flow()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: first, "127.0.0.1", 0)
+    with socket.create_connection(server.sockets[0].getsockname()) as wire:
+        wire.sendall(b"a")
+        await until(lambda: first.received == b"a")
+        second.connection_made(first.transport)
+        first.transport.set_protocol(second)
+        wire.sendall(b"b")
+        await until(lambda: second.received == b"b", LOOP + "set_protocol")
+    await until(lambda: second.transport is None, LOOP + "set_protocol")
+    server.close()
+    assert first.transport is not None and first.received == b"a", LOOP + "set_protocol"
