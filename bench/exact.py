@@ -185,10 +185,13 @@ class Connection(asyncio.Protocol):
 
 
 async def connect(
-    clients: list[Exact], port: int, request: Callable[[int, bytes], bytes], pipes: int = PIPES
+    clients: list[Exact],
+    port: int,
+    request: Callable[[int, bytes], bytes],
+    within: float | None = PATIENCE,
 ) -> None:
-    """All at once, each from where it stood."""
-    slots = asyncio.Semaphore(pipes)
+    """All at once, each from where it stood. within: s for each to be answered."""
+    slots = asyncio.Semaphore(PIPES)
 
     async def one(n: int, client: Exact) -> None:
         async with slots:
@@ -196,6 +199,6 @@ async def connect(
             client.connection = connection
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: connection, "127.0.0.1", port)
-            await asyncio.wait_for(connection.opened, PATIENCE)
+            await asyncio.wait_for(connection.opened, within)
 
     await asyncio.gather(*(one(n, client) for n, client in enumerate(clients)))

@@ -32,7 +32,7 @@ class ByHand:
     @property
     def skips(self) -> frozenset[str]:
         without = frozenset({"partitions", "loop", "deflate"})
-        return without | {"keys", "clients"} if self.kind == "each" else without
+        return without | {"keys", "clients", "catchup"} if self.kind == "each" else without
 
     def missing(self) -> str:
         return ""

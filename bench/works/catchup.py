@@ -28,7 +28,8 @@ from .work import Cell
 
 ROUND = 12  # records, one a partition
 BATCH = 50
-STALLED = 3.0  # s without a record that was missed: no more of them will come
+WITHIN = 60.0  # s; who comes back later than that is not waited for
+STALLED = 5.0  # s without a record that was missed: no more of them will come
 MB = 1e6
 
 
@@ -59,17 +60,28 @@ class Size:
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     for case in size.cases:
-        async with (
-            _proxy(kafka, size.proxied) as proxy,
-            peer.serve(kafka, _shape(case, proxy)) as served,
-        ):
-            if case.restart and served.restart is None:
-                cell.note(f"{case.name}: what it keeps is in memory, and gone with a restart")
-                continue
-            clients = [Exact(peer.wire) for _ in range(case.clients)]
-            await _take_part(served, clients)
-            await _come_back(cell, case, served, clients, size.rate, proxy)
+        try:
+            await _case(cell, kafka, peer, case, size)
+        except (TimeoutError, OSError) as error:  # the other cases are worth having
+            cell.note(f"{case.name}: failed, {error!r}")
+    if not cell.rows:
+        raise TimeoutError("; ".join(cell.notes))
     return cell
+
+
+async def _case(cell: Cell, kafka: Kafka, peer: Peer, case: Case, size: Size) -> None:
+    async with (
+        _proxy(kafka, size.proxied) as proxy,
+        peer.serve(kafka, _shape(case, proxy)) as served,
+    ):
+        if case.restart and served.restart is None:
+            cell.note(f"{case.name}: what it keeps is in memory, and gone with a restart")
+            return
+        clients = [Exact(peer.wire) for _ in range(case.clients)]
+        await _take_part(served, clients)
+        await _come_back(cell, case, served, clients, size.rate, proxy)
+        for client in clients:
+            client.cut()
 
 
 def _shape(case: Case, proxy: KafkaProxy | None) -> Shape:
@@ -123,21 +135,27 @@ async def _come_back(
         client.expect(first, end)
     since, read = time.monotonic(), _read(proxy)
     watching = asyncio.create_task(_peak(served.pid))
-    flowing = asyncio.create_task(steadily(served.feed, rate, 1e9))
+    tasks = [watching, asyncio.create_task(_flow(served, rate))]
     try:
         with cost(served.pid) as spent:
-            await connect(clients, served.port, served.request)
-            await _done(clients)
+            tasks.append(asyncio.create_task(_connect(clients, served)))
+            in_time = await _done(clients)
         read = _read(proxy) - read
         fetches = proxy.count(Api.FETCH, since=since) if proxy else 0
     finally:
-        for task in (flowing, watching):
+        for task in tasks:
             task.cancel()
-        peak, _ = await asyncio.gather(watching, flowing, return_exceptions=True)
-    await _quiet(clients)
-    lost = sum(client.lost(first, served.feed.sent) for client in clients)
+        peak, *_ = await asyncio.gather(*tasks, return_exceptions=True)
     name = f"{case.name}: {case.clients:,} clients, {case.missed:,} records"
     done = [client.done_at - since for client in clients if client.done_at]
+    if not in_time:
+        cell.note(
+            f"{case.name}: after {WITHIN:g} s {len(done)} of {len(clients)} were whole and live"
+        )
+        cell.add(name, "CPU", "s", spent.cpu)
+        return
+    await _quiet(clients)
+    lost = sum(client.lost(first, served.feed.sent) for client in clients)
     cell.add(name, "lost", "records", lost)
     cell.add(name, "twice", "records", sum(client.twice for client in clients))
     cell.add(name, "damaged", "records", sum(client.damaged for client in clients))
@@ -173,16 +191,21 @@ def _read(proxy: KafkaProxy | None) -> int:
     return sum(broker.to_client for broker in proxy.brokers) if proxy else 0
 
 
-async def _done(clients: list[Exact]) -> None:
-    """Until all are, or nothing that was missed has come for a while."""
-    left, moved = -1, time.monotonic()
+async def _done(clients: list[Exact]) -> bool:
+    """Until all are, or nothing that was missed has come for a while: who has no stream yet is
+    as late as who has one. False if some were still getting theirs after `WITHIN`."""
+    left, began = -1, time.monotonic()
+    moved = began
     while not all(client.done_at for client in clients):
         now = sum(client.left for client in clients)
         if now != left:
             left, moved = now, time.monotonic()
         elif time.monotonic() - moved > STALLED:
-            return
+            return True
+        if time.monotonic() - began > WITHIN:
+            return False
         await asyncio.sleep(0.01)
+    return True
 
 
 async def _quiet(clients: list[Exact]) -> None:
@@ -195,6 +218,16 @@ async def _quiet(clients: list[Exact]) -> None:
         return same
 
     await until(still, "the end of all records", 60, 0.3)
+
+
+async def _connect(clients: list[Exact], served: Served) -> float:
+    await connect(clients, served.port, served.request, within=None)
+    return 0.0
+
+
+async def _flow(served: Served, rate: float) -> float:
+    await steadily(served.feed, rate, 1e9)
+    return 0.0
 
 
 async def _peak(pid: int) -> float:

@@ -150,6 +150,14 @@ async def test_what_a_server_forgets_is_told_as_lost(mock, monkeypatch):
     assert any("restart" in note for note in cell.notes)
 
 
+async def test_who_comes_back_too_late_is_told_and_not_waited_for(mock, monkeypatch):
+    monkeypatch.setattr(catchup, "WITHIN", -1.0)
+    cases = (catchup.Case("cut", 2, 30),)
+    cell = await catchup.run(mock, Ours(SSE), catchup.Size(cases=cases, proxied=False))
+    assert value(cell, "CPU", "cut") > 0
+    assert any("were whole and live" in note for note in cell.notes)
+
+
 async def test_a_storm_and_idle_clients_are_counted_by_the_client(mock):
     cell = await storm.run(mock, Ours(SSE), storm.Size(clients=20, repeats=1, settle=0.1))
     assert value(cell, "last first block", "20 clients") > 0
