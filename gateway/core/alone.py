@@ -57,7 +57,7 @@ class Alone:
         self._short: set[TopicPartition] = set()
         self._conflated: set[TopicPartition] = set()  # of these the latest of each key is sent
         self._stretches: dict[TopicPartition, Stretch] = {}
-        self._reads: Callable[[TopicPartition], bool] = lambda tp: True
+        self._reads: Callable[[TopicPartition], bool] | None = None
         self._spared: set[TopicPartition] = set()
         self._seen = subscription.channel.first
         self._key: CohortKey | None = None
@@ -78,6 +78,11 @@ class Alone:
         """It rides with everything again, and was told all."""
         waits = self.own or self._told or self._skipped or self._short
         return not (waits or self._sub.bounded or self._sub.snapshot)
+
+    @property
+    def is_picky(self) -> bool:
+        """Does it read some partitions only?"""
+        return self._reads is not None
 
     def take(self, budget: int) -> bytes:
         """As `Subscription.take`, of which this is the longer way."""
@@ -181,7 +186,9 @@ class Alone:
     def _may_pass(self, tp: TopicPartition, now: Place) -> bool:
         """No id goes back, and of a topic created anew it is told."""
         place = self.own.get(tp, now)
-        if place.epoch == RETIRED or place.lineage != UNVERIFIED or self._reads(tp):
+        if place.epoch == RETIRED or place.lineage != UNVERIFIED:
+            return False
+        if self._reads is None or self._reads(tp):
             return False
         ahead = (place.offset or 0) > (now.offset or 0)
         return not ahead and not self._sub.channel.tail.is_retiring(tp)

@@ -192,6 +192,38 @@ class Subscription:
         if self._ledger is not None and self.alone is None:
             self._ledger.ride(self.channel.total_before(self.cursor))
 
+    # stepping aside while somebody else sees to what it is sent
+
+    def places(self) -> Position:
+        """Where it stands, partition by partition."""
+        channel, tail = self.channel, self.channel.tail
+        if self.cursor == channel.head:
+            return {**tail.position, **self.own}
+        return {**tail.position_before(channel.chunk(self.cursor).turn), **self.own}
+
+    def step_aside(self) -> None:
+        """Hear no more of the channel."""
+        self._stop()
+        self.close()
+
+    def go_on(self, places: Position, cursor: int | None = None) -> None:
+        """Follow the channel again: from these places, which are those before this chunk."""
+        channel, tail = self.channel, self.channel.tail
+        self.alone = None
+        channel.followers.add(self)
+        channel.sleepers.add(self)
+        if cursor is not None and cursor >= channel.first:
+            self.cursor = cursor
+            self._ride_on()
+            return
+        self.cursor = channel.head
+        for tp, place in places.items():
+            if place != tail.position.get(tp):
+                if place.pending and tp in tail.logs:
+                    place = tail.logs[tp].origin or place
+                self.part({tp: place})
+        self._ride_on()
+
     # what must be found out first
 
     def unverified(self) -> list[tuple[TopicPartition, Place]]:

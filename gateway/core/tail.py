@@ -46,6 +46,10 @@ class Reader(Protocol):
     @property
     def own(self) -> Mapping[TopicPartition, Place]: ...
 
+    @property
+    def backlog(self) -> int:
+        """Bytes of records that wait for it to take them."""
+
     def wake(self) -> None: ...
 
 

@@ -8,6 +8,7 @@ connection. A read that meets an offset out of range recovers as the shared read
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 from ..config import Topic
 from ..core.position import Place
 from ..core.reading import At, Reading, Start
-from ..core.record import Entry, Fault, Ready, TopicPartition
+from ..core.record import Entry, Fault, Gap, Ready, TopicPartition
 from ..kafka.cluster import Cluster
 from ..kafka.connections import Role
 from ..kafka.fetcher import Fetcher
@@ -23,6 +24,7 @@ from .feeds import new_reading
 from .transform import Transformer
 
 MAX_WAIT = 0.1  # seconds; what is asked for is there already
+HOLD = 2.0  # seconds for which an answer is kept for others who come back from about there
 
 
 class _Wanted(NamedTuple):
@@ -30,11 +32,33 @@ class _Wanted(NamedTuple):
     answer: asyncio.Future[Sequence[Entry]]
 
 
+class _Held(NamedTuple):
+    """What was read of a partition. of: the lineage of its log, and its leader and epoch: a log
+    that went back since has others."""
+
+    of: tuple[int, tuple[int, int] | None]
+    at: float
+    entries: Sequence[Entry]
+
+    def since(self, offset: int) -> Sequence[Entry]:
+        """What follows an offset, if it was read from there on."""
+        entries = self.entries
+        if not entries or not entries[0].offset <= offset < entries[-1].next:
+            return ()
+        found = entries[bisect_right(entries, offset, key=lambda entry: entry.next) :]
+        first = found[0]
+        if type(first) is Gap and first.offset < offset:
+            return [first._replace(offset=offset), *found[1:]]
+        return found
+
+
 class Archive:
     """topic: the settings of a topic, by name."""
 
     def __init__(self, cluster: Cluster, topic: Callable[[str], Topic]) -> None:
         self._topic = topic
+        self._cluster = cluster
+        self._held: dict[TopicPartition, _Held] = {}
         self._fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
         self._wanted: dict[TopicPartition, deque[_Wanted]] = {}
         self._reading: dict[TopicPartition, Reading] = {}
@@ -49,6 +73,9 @@ class Archive:
 
     def bound(self, full: bool) -> None:
         """Hold reads back while clients have too much in hand that they did not take yet."""
+        now = asyncio.get_running_loop().time()
+        for tp in [tp for tp, held in self._held.items() if now - held.at > HOLD]:
+            del self._held[tp]
         if full:
             self._room.clear()
         else:
@@ -58,9 +85,16 @@ class Archive:
         """Some entries from a place on: at least one. Waits as long as Kafka takes."""
         assert place.offset is not None
         await self._room.wait()
+        of = place.lineage, self._cluster.leader(tp)
+        held = self._held.get(tp)
+        if held is not None and held.of == of and (found := held.since(place.offset)):
+            return found
         entries = await self._ask(tp, At(place.offset, place.epoch))
         transforms = self._topic(tp.topic).transforms
-        return list(map(Transformer(transforms), entries)) if transforms else entries
+        if transforms:
+            entries = list(map(Transformer(transforms), entries))
+        self._held[tp] = _Held(of, asyncio.get_running_loop().time(), entries)
+        return entries
 
     async def resolve(self, tp: TopicPartition, start: Start) -> Place:
         """The offset of a start, as the shared read would find it."""

@@ -8,9 +8,10 @@ async iterator of bytes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ..core.position import Position
 from ..core.reading import Since
 from ..core.record import TopicPartition
 from ..core.subscription import Subscription
@@ -22,11 +23,21 @@ from .shared import SharedTail
 from .wire import Wire
 
 if TYPE_CHECKING:
+    from .herd import Herd
     from .hub import Hub
 
 BUDGET = 64 * 1024  # bytes taken at once
 SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
 FOREVER = 1e9
+
+C = TypeVar("C", bound="Client")
+
+
+class Standing(NamedTuple):
+    """places: as of these topic `ids`."""
+
+    places: Position
+    ids: Mapping[str, str]
 
 
 class Client:
@@ -39,8 +50,8 @@ class Client:
 
     __slots__ = (
         "_changed", "_closed", "_deadline", "_ended", "_fan", "_hub", "_lacks", "_puller",
-        "_refused", "_shared", "_soon", "_view_changed", "_wire", "ends_at", "heartbeat", "outlet",
-        "sent_at", "subscription",
+        "_refused", "_shared", "_soon", "_view_changed", "_wire", "ends_at", "heartbeat", "herd",
+        "outlet", "sent_at", "subscription",
     )  # fmt: skip
 
     def __init__(
@@ -72,10 +83,11 @@ class Client:
         self._lacks: Lacks | None = None
         self._puller: _Puller | None = None
         self._fan: Fan | None = None  # while it rides
+        self.herd: Herd | None = None  # while that one sees to what it is sent
         self._soon = self._ended = self._closed = False
         if token is not None or since is not None or subscription.own:
-            self._lacks = Lacks(hub, shared, subscription, self._wake, token=token, since=since)
-        subscription.wake = self._wake
+            self._lacks = Lacks(hub, shared, subscription, self.wake, token=token, since=since)
+        subscription.wake = self.wake
 
     async def ready(self) -> None:
         """Return when BEGIN is due: with the first ready partition, when time is up, or when the
@@ -106,24 +118,53 @@ class Client:
         """The first block; to be taken once, before anything that follows."""
         self.sent_at = asyncio.get_running_loop().time()
         self.ends_at += self.sent_at
-        self._seek()
+        if self._lacks is not None:
+            self._lacks.retire()
         self._hub.feeds.refresh_readiness(self._shared)
         pending, token = self.subscription.begin()
         self._hub.feeds.promise(pending)
         first = self._wire.begin(self._told(pending), token, refused=self._refused)
         self.subscription.add(first)
+        if self._lacks is not None:
+            self.herd = self._hub.herds.join(self)
+        self._seek()
         return first
+
+    def standing(self) -> Standing:
+        """Where it stands, to `go_on` from there; also for another that comes from where it did."""
+        return Standing(self.subscription.places(), self._lacks.ids if self._lacks else {})
+
+    def go_on(self, standing: Standing, cursor: int | None = None) -> None:
+        """By itself again, after a herd."""
+        self.herd = None
+        self.subscription.go_on(standing.places, cursor)
+        if self._lacks is not None:
+            self._lacks.ids = standing.ids
+
+    def twin(self, kind: type[C]) -> C:
+        """Another one that comes from where this one does."""
+        lacks, subscription = self._lacks, self.subscription
+        return kind(
+            self._hub,
+            self._shared,
+            Subscription(subscription.channel, subscription.own, since=subscription.since),
+            self._wire,
+            heartbeat=FOREVER,
+            deadline=self._deadline,
+            token=lacks.token if lacks is not None else None,
+            since=lacks.since if lacks is not None else None,
+        )
 
     def grant(self, records: int) -> None:
         """Let so many more be sent, to a client that asked for a limit."""
         if self.subscription.credit is not None:
             self.subscription.credit += records
-            self._wake()
+            self.wake()
 
     def end(self, reason: str) -> None:
         """End the stream with an `end` event."""
         self.subscription.ended = self.subscription.ended or reason
-        self._wake()
+        self.wake()
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
 
@@ -131,10 +172,12 @@ class Client:
         """Nobody is there any more."""
         if self._closed:
             return
-        self._closed = self._ended = True
+        self._closed = True
         self.outlet = None
         if self._fan is not None:
             self._fan.drop(self)
+        if self.herd is not None:
+            self.herd.leave(self)
         self._hub.leave(self)
         self.subscription.close()
         if self._lacks is not None:
@@ -152,14 +195,14 @@ class Client:
 
     def drained(self) -> None:
         """The outlet is no longer full."""
-        self._wake()
+        self.wake()
 
     def dismount(self) -> None:
         """It is no rider any more."""
         self._fan = None
         if not self._closed:
             self.subscription.channel.sleepers.add(self.subscription)
-            self._wake()
+            self.wake()
 
     def beat(self, now: float) -> None:
         """Keep an idle stream alive, and end it when its time is up. `now` by the loop's clock."""
@@ -175,7 +218,7 @@ class Client:
             if beat:
                 self.outlet.write(beat)
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """See what there is to send, in a moment: never within the turn that brings it."""
         if self._puller is not None:
             self._puller.woken.set()
@@ -201,9 +244,12 @@ class Client:
         elif outlet.full:
             return
         elif data or subscription.more:
-            self._wake()
+            self.wake()
         elif self._fan is None and subscription.rides and not subscription.channel.fails:
-            self._fan = self._hub.pump.ride(self)
+            self._mount()
+
+    def _mount(self) -> None:
+        self._fan = self._hub.pump.ride(self)
 
     # pulled
 
@@ -238,6 +284,11 @@ class Client:
         return None
 
     def _take(self) -> bytes:
+        if self.herd is not None:
+            data = self.herd.take(self)
+            if data is not None:
+                self.subscription.add(data)
+                return data
         if self._lacks is not None:
             self._lacks.retire()
         data = self.subscription.take(BUDGET)
@@ -253,10 +304,10 @@ class Client:
         return self._wire.end(reason, self.subscription.position, self.subscription.got)
 
     def _seek(self) -> None:
-        if self.subscription.alone is None:
+        if self.subscription.alone is None or self.herd is not None:
             return
         if self._lacks is None:
-            self._lacks = Lacks(self._hub, self._shared, self.subscription, self._wake)
+            self._lacks = Lacks(self._hub, self._shared, self.subscription, self.wake)
         self._lacks.seek()
 
     def _told(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:

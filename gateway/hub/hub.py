@@ -26,6 +26,7 @@ from .archive import Archive
 from .client import Client
 from .epochs import Epochs
 from .feeds import Feeds
+from .herd import Herds
 from .placing import Placing
 from .publisher import Publisher
 from .pump import Pump
@@ -69,6 +70,7 @@ class Hub:
         self.feeds: Feeds
         self.archive: Archive
         self.pump: Pump
+        self.herds: Herds
         self.epochs: Epochs
         self.placing: Placing
         self.publisher: Publisher
@@ -79,6 +81,7 @@ class Hub:
         self.topics = Topics(self.cluster, self.settings.kafka)
         self._tails.clear()
         self.pump = Pump()
+        self.herds = Herds(self)
         self.feeds = Feeds(self.cluster, self.topics.settings, lambda: self.pump.rest)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
@@ -93,6 +96,7 @@ class Hub:
     async def close(self) -> None:
         for client in list(self.clients):
             client.close()
+        self.herds.close()
         for task in self._upkeep:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
@@ -296,6 +300,7 @@ class Hub:
         for name in self.feeds.topics - used:
             self.feeds.close_topic(name)
             self.snapshots.tables.drop(name)
+        self.herds.mind(now)
         self._bound_memory(now)
 
     def _mind_length(self, topics: tuple[str, ...], tail: Tail) -> None:
@@ -318,9 +323,11 @@ class Hub:
             by_topic.setdefault(each.tp.topic, []).append(each)
         for name, some in by_topic.items():
             _shrink(some, self.topics.settings(name).cache.bytes)
-        backlog = sum(client.subscription.backlog for client in self.clients)
+        tails = self._tails.values()
+        backlog = sum(reader.backlog for shared in tails for reader in shared.tail.readers)
+        backlog += self.herds.size
         self.archive.bound(backlog > self.settings.memory // 4)
-        rings = sum(c.bytes for s in self._tails.values() for c in s.channels.values())
+        rings = sum(channel.bytes for shared in tails for channel in shared.channels.values())
         tables = self.snapshots.tables.bytes
         _shrink(logs, max(0, self.settings.memory - rings - tables - backlog))
 

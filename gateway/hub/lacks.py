@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
@@ -37,8 +37,8 @@ class Lacks:
     """
 
     __slots__ = (
-        "_brought", "_found", "_hub", "_ids", "_reads", "_shared", "_since", "_subscription",
-        "_token", "_work",
+        "_brought", "_found", "_hub", "_reads", "_shared", "_subscription", "_work", "ids", "since",
+        "token",
     )  # fmt: skip
 
     def __init__(
@@ -55,9 +55,9 @@ class Lacks:
         self._shared = shared
         self._subscription = subscription
         self._found = found
-        self._token = token
-        self._since = since
-        self._ids = dict(shared.tail.ids)
+        self.token = token
+        self.since = since
+        self.ids: Mapping[str, str] = dict(shared.tail.ids)
         self._brought: Brought | None = None
         self._work: dict[TopicPartition, asyncio.Task[None]] = {}
         self._reads: set[TopicPartition] = set()
@@ -92,13 +92,13 @@ class Lacks:
     def retire(self) -> None:
         """A topic was created anew while places of it had not been held against the log yet."""
         ids = self._shared.tail.ids
-        if self._ids == ids:
+        if self.ids == ids:
             return
         for tp, place in list(self._subscription.own.items()):
-            known = self._ids[tp.topic]
+            known = self.ids[tp.topic]
             if place.lineage == UNVERIFIED and known not in ("", ids[tp.topic]):
                 self._subscription.retire(tp)
-        self._ids = dict(ids)
+        self.ids = dict(ids)
 
     def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
         if tp in self._work:
@@ -141,7 +141,7 @@ class Lacks:
         Not before the shared read stands on the log of the present leader: metadata here may
         be of a log that is no more, and epochs are asked for by the topic's name.
         """
-        reading, ids = self._hub.feeds.by_partition[tp].reading, self._ids
+        reading, ids = self._hub.feeds.by_partition[tp].reading, self.ids
         if place.offset is None and place.epoch != RETIRED:
             await self._resolve(tp, place, reading.lineage)
             return
@@ -168,7 +168,7 @@ class Lacks:
 
     async def _resolve(self, tp: TopicPartition, place: Place, lineage: int) -> None:
         snapshot = self._subscription.snapshot
-        start: Start = self._since or self._live(tp, place.epoch)
+        start: Start = self.since or self._live(tp, place.epoch)
         if snapshot is not None and tp in snapshot.fresh:
             start = Since(EARLIEST)
         found = await self._hub.archive.resolve(tp, start)
@@ -187,7 +187,7 @@ class Lacks:
 
     def _compacted(self, tp: TopicPartition, place: Place) -> Gap | None:
         """Away for longer than tombstones are kept: what was deleted meanwhile is not told."""
-        kept, token = self._hub.topics.tombstones.get(tp.topic), self._token
+        kept, token = self._hub.topics.tombstones.get(tp.topic), self.token
         end = self._shared.tail.logs[tp].next
         if kept is None or token is None or place.offset is None or end is None:
             return None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Protocol
 
-from ..core.once import Once
+from ..core.once import Key, Once
 from ..core.record import TopicPartition
 from ..errors import AuthenticationFailed, BrokerUnavailable, RequestError
 from ..kafka.cluster import Cluster
@@ -22,9 +22,21 @@ from .writer import Produced, Sending, Writer
 PATIENCE = 10.0  # seconds until a client hears what became of its record, or that nobody knows
 
 
+class Turns(Protocol):
+    """Whose turn it is to write the record of a key, among processes that hear of each other
+    before Kafka hears of them."""
+
+    async def take(self, key: Key) -> bool:
+        """Return once it is our turn; True if it was another's until then."""
+
+    def give(self, key: Key) -> None:
+        """It is written, or given up."""
+
+
 class Publisher:
     """What all writers of a gateway share. `close` it in the loop.
 
+    turns:    with other processes; None where there are none.
     patience: seconds that a client waits for the word on its record.
     window:   seconds for which idempotency keys are remembered, and looked for in the log.
     most:     of them.
@@ -42,6 +54,7 @@ class Publisher:
         self.patience = patience
         self.producer = Producer(cluster)
         self.once: Once[asyncio.Task[Produced]] = Once(most, window)
+        self.turns: Turns | None = None
         self._window = window
         self._seen: dict[TopicPartition, Seen] = {}
         self._tasks: set[asyncio.Task[Produced]] = set()

@@ -8,12 +8,12 @@ over a new connection, so the first keyed record of a connection to a partition 
 keys in that partition's log are known up to then (`hub.seen`); if that takes too long, the answer
 is an error, not a second record.
 
-What remains: a repeat that overtakes the first one is written beside it. That takes a first one
-on its way into Kafka when the repeat is looked for: sent by another replica that was not
-answered, or by a gateway that ended with bytes still in its socket, and not replicated yet. The
-same goes for a key older than the window, for the second of a record without key when the topic
-got more partitions in between, and for one repeated by a connection that was there before the
-cut.
+Processes of one host take turns with a key (`Publisher.turns`). What remains: a repeat that
+overtakes the first one is written beside it. That takes a first one on its way into Kafka when
+the repeat is looked for: sent by a replica on another host that was not answered, or by a gateway
+that ended with bytes still in its socket, and not replicated yet. The same goes for a key older
+than the window, for the second of a record without key when the topic got more partitions in
+between, and for one repeated by a connection that was there before the cut.
 
 The client may go away: what was handed over is written, and remembered.
 """
@@ -121,11 +121,13 @@ class Writer:
 
     async def _write_once(self, sending: Sending, key: Key) -> Produced:
         once, now = self._publisher.once, asyncio.get_running_loop().time
+        turns = self._publisher.turns
         try:
             async with self._in_turn(sending):
                 tp = self._publisher.partition(await self._publisher.topic(sending.topic), sending)
                 seen = self._publisher.seen(tp)
-                await self._catch_up(tp, seen)
+                waited = turns is not None and await turns.take(key)
+                await self._catch_up(tp, seen, anew=waited)
                 known = once.known(key, sending.digest, now())
                 if known is not None:
                     return Produced(sending.topic, *known, repeated=True)
@@ -139,6 +141,8 @@ class Writer:
             return Produced(*tp, offset)
         finally:
             once.end(key)
+            if turns is not None:
+                turns.give(key)
 
     @asynccontextmanager
     async def _in_turn(self, sending: Sending) -> AsyncIterator[None]:
@@ -151,8 +155,9 @@ class Writer:
                 f"nothing was written to {sending.topic}: {why}; try again", retry_after=1.0
             ) from None
 
-    async def _catch_up(self, tp: TopicPartition, seen: Seen) -> None:
-        if self._checked.get(tp) != seen.doubts:
+    async def _catch_up(self, tp: TopicPartition, seen: Seen, *, anew: bool) -> None:
+        """anew: it may have been written just now, by another process."""
+        if anew or self._checked.get(tp) != seen.doubts:
             doubts = seen.doubts
             await seen.catch_up()
             self._checked[tp] = doubts

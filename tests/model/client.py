@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from support.sse import Event, Parser
 
 from gateway.core.counted import Counted
+from gateway.core.position import Position
 from gateway.wire.crc import Sum
 
 from .oracle import Wrong
 from .replica import Replica
+
+
+class Stay:
+    """Keeps a channel published, as a herd does."""
+
+    cursor = sys.maxsize
+
+    def wake(self) -> None: ...
+
+    def fall(self, position: Position) -> None: ...
 
 
 class Client:
@@ -26,6 +38,9 @@ class Client:
         self.wire = b""
         self.begun = False
         self.got = Sum()
+        self.aside: tuple[Position, int | None] | None = None
+        self.stay = Stay()
+        self._topic_id = ""
 
     @property
     def connected(self) -> bool:
@@ -37,11 +52,13 @@ class Client:
         self.subscription = replica.connect(
             self.view, self.last_event_id, self.start, **self.options
         )
-        self.wire, self.begun = b"", False
+        self.wire, self.begun, self.aside = b"", False, None
         self.parser = Parser(self.last_event_id)
 
     def take(self, budget: int) -> None:
         """The server writes what fits."""
+        if self.aside is not None:
+            self._come_back()
         if not self.begun:
             pending, token = self.subscription.begin()
             self.replica.promise(pending)
@@ -61,6 +78,24 @@ class Client:
         if self.begun and self.got != self.subscription.got:
             raise Wrong(f"client {self.number} got {self.got}, known {self.subscription.got}")
 
+    def step_aside(self) -> None:
+        """As if somebody else saw to it, until the next `take`."""
+        it = self.subscription
+        if self.begun and self.aside is None and not it.ended:
+            self.aside = it.places(), (it.cursor if it.rides else None)
+            it.step_aside()
+            it.channel.followers.add(self.stay)
+
+            self._topic_id = self.replica.metadata.topic_id
+
+    def _come_back(self) -> None:
+        it = self.subscription
+        it.channel.followers.discard(self.stay)
+        it.go_on(*self.aside)
+        self.aside = None
+        if self.replica.metadata.topic_id != self._topic_id:
+            self.replica._retire(it)
+
     def grant(self, records: int) -> None:
         if self.subscription.credit is not None:
             self.subscription.credit += records
@@ -78,6 +113,8 @@ class Client:
         """The connection is gone, and all that was on its way."""
         if self.subscription is not None:
             assert self.replica is not None
+            if self.aside is not None:
+                self._come_back()
             self._is_counted()
             self.replica.close(self.subscription)
         self.subscription, self.replica, self.wire = None, None, b""

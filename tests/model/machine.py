@@ -202,6 +202,12 @@ class World:
         if not begun:
             self.oracles[client.number].began()
 
+    def step_aside(self, a: int) -> None:
+        """A client hears no more of its channel, and goes on from where it stood then."""
+        client = self.clients[a % CLIENTS]
+        if client.connected:
+            client.step_aside()
+
     def grant(self, a: int, b: int) -> None:
         """A client with a limit lets more records be sent."""
         client = self.clients[a % CLIENTS]
@@ -292,7 +298,7 @@ GATEWAYS = {
     "refresh": 3, "pump": 10, "pump_more": 4, "send": 3, "serve": 4, "deliver": 5, "turn": 3,
     "announce": 2, "abandon": 1, "restart": 1,
 }  # fmt: skip
-CLIENTS_DO = {"connect": 6, "take": 4, "grant": 2, "read": 4, "flow": 6, "cut": 6}
+CLIENTS_DO = {"connect": 6, "take": 4, "grant": 2, "read": 4, "flow": 6, "cut": 6, "step_aside": 2}
 NASTY = (
     {"compact"}, {"retain"}, {"lose_leader", "elect"}, {"elect_unclean"}, {"freeze"},
     {"recreate"}, {"add_partition"}, {"restart"}, {"begin", "finish"}, {"abandon"},

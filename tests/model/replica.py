@@ -138,7 +138,7 @@ class Replica:
                 return  # an id that was left behind never comes back
             self.metadata = answer
             self.tail.identify(TOPIC, answer.topic_id)
-            for sub in [sub for channel in self.channels for sub in channel.followers]:
+            for sub in self._followers():
                 self._retire(sub)
         else:
             before = self.metadata.partitions
@@ -154,6 +154,10 @@ class Replica:
                 self.tail.add(self._open(tp, At(0)), Place(0))
         for job in [*self.jobs.values(), *self.private.values()]:
             self._sync(job)
+
+    def _followers(self) -> list[Subscription]:
+        every = [each for channel in self.channels for each in channel.followers]
+        return [each for each in every if isinstance(each, Subscription)]
 
     def _retire(self, sub: Subscription) -> None:
         """What it has not held against the log yet is of the topic that is no more."""
@@ -187,9 +191,8 @@ class Replica:
         for job in [*self.jobs.values(), *self.private.values()]:
             if job.flight is None and (todo := job.reading.todo(now)) is not None:
                 self._send(job, todo)
-        for channel in self.channels:
-            for sub in channel.followers:
-                self._attend(sub)
+        for sub in self._followers():
+            self._attend(sub)
 
     def _send(self, job: Job, todo: Todo) -> None:
         job.flight = self._ask(job.reading.tp, todo, lambda answer: None, job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gateway.config import Settings
 from gateway.core.channel import Channel
 from gateway.core.log import Log
 from gateway.core.record import Ready, Record, TopicPartition
@@ -14,6 +15,7 @@ from gateway.core.tail import Tail
 from gateway.formats import format_for
 from gateway.hub.client import Client
 from gateway.hub.encoder import Sse
+from gateway.hub.herd import Herds
 from gateway.hub.pump import Pump
 from gateway.hub.shared import SharedTail
 from gateway.hub.wire import Wire
@@ -25,6 +27,8 @@ class Hub:
     def __init__(self) -> None:
         self.feeds = self
         self.pump = Pump()
+        self.herds = Herds(self)  # type: ignore[arg-type]
+        self.settings = Settings.model_construct(memory=1 << 30)
         self.left: list[Client] = []
 
     def refresh_readiness(self, shared: SharedTail) -> None: ...

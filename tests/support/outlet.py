@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 
 class Outlet:
@@ -12,6 +13,7 @@ class Outlet:
         self.got: list[bytes] = []
         self.room = room
         self.finished = False
+        self.client: Any = None  # whose it is, for a test to remember
 
     @property
     def full(self) -> bool:
