@@ -8,7 +8,7 @@ An application asks by the ASGI extension TAKEOVER, best through `take_over`. Wi
 a response cannot be taken, the stream's bytes go by `send` as ever.
 
 A stream that was taken holds 170 bytes beside its transport. A write of 290 bytes takes 1.59 us,
-1.53 of them in uvloop. `os.write` past the transport takes 1.38, but it lets go of the interpreter's
+1.53 of them in uvloop. `os.write` past the transport takes 1.38, but lets go of the interpreter's
 lock: beside one thread that computes in Python it came back after 1500.
 """
 
