@@ -39,6 +39,7 @@ from .limits import Limits
 from .problems import HANDLERS
 from .routes import Routes
 from .streams import Streams
+from .turns import Turns
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
 
@@ -53,6 +54,7 @@ class Application(Starlette):
         super().__init__(**options, lifespan=self.lifespan)
         self.gateway = gateway
         self.state.hub = gateway.hub
+        self.turns: Turns | None = None
         self._startup: Sequence[Startup] = (
             *startup, partial(drain_with_the_server, gateway.hub)
         )  # fmt: skip
@@ -65,6 +67,7 @@ class Application(Starlette):
         Raises GatewayError if it runs already.
         """
         await self.gateway.start()
+        self.gateway.hub.publisher.turns = self.turns
         tasks = [asyncio.create_task(start()) for start in self._startup]
         try:
             yield
@@ -109,6 +112,7 @@ def create_app(
         exception_handlers=HANDLERS,
     )  # fmt: skip
     app.state.bus = bus
+    app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     # not a Mount: it would hide the 405 of the others
     app.state.limits = limits = Limits(settings.listen.limits, bus)

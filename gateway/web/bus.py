@@ -238,5 +238,10 @@ class Bus:
             return []
 
     def _reply(self, worker: int, number: int, said: list[Any]) -> None:
-        if self._link is not None:
+        if self._link is None:
+            return
+        try:
             self._link.send("answer", worker, number, said)
+        except TypeError:
+            log.exception("an answer to worker %d is no JSON", worker)
+            self._link.send("answer", worker, number, [])

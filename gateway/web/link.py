@@ -34,11 +34,12 @@ class Link(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, *message: Any) -> None:
-        """Never waits, never fails; on a connection that is over it is forgotten."""
+        """Never waits; on a connection that is over it is forgotten. Raises TypeError for what
+        is no JSON."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        transport.write(orjson.dumps(message, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+        transport.write(orjson.dumps(message, _plain, orjson.OPT_NON_STR_KEYS) + b"\n")
         if transport.get_write_buffer_size() > self.UNREAD:
             log.warning("a process of this gateway does not read what the others say; cut off")
             transport.abort()
@@ -76,3 +77,10 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self.lost()
+
+
+def _plain(value: object) -> list[Any]:
+    """orjson takes no tuples with names."""
+    if isinstance(value, (tuple, set, frozenset)):
+        return list(value)
+    raise TypeError

@@ -1,9 +1,10 @@
 """Several processes on one port, and the one that looks after them.
 
 The supervisor binds the port, starts the workers, relays what they say (`relay`), counts for them
-(`limits`), and starts anew what crashed. It serves nobody. It holds the listening sockets, too:
-clients that connect while their worker is being started again wait a moment and are served. Where
-that takes longer, because it crashed once more, its socket is closed, and they go to the others.
+(`limits`), gives them turns (`turns`), and starts anew what crashed. It serves nobody. It holds
+the listening sockets, too: clients that connect while their worker is being started again wait a
+moment and are served. Where that takes longer, because it crashed once more, its socket is
+closed, and they go to the others.
 
 Workers are processes of their own, not forks: librdkafka's threads, an event loop and its signals
 would not survive one. Starting one takes about a second.
@@ -33,6 +34,7 @@ from ..errors import GatewayError
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
 from .relay import Relay
+from .turns import take_turns
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class Supervisor:
             loop.add_signal_handler(number, self._end, number)
         self._relay.joined.append(self._joined)
         count_for(self._relay, self._settings.listen.limits)
+        take_turns(self._relay)
         await self._relay.start()
         keeping = [asyncio.create_task(self._keep(each)) for each in self._workers]
         try:

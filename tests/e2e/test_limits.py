@@ -85,7 +85,6 @@ async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka
         many = await event_sources(stack, gateway, 60, "192.0.2.1")
         held = let_in(many)
         assert len(held) == 20
-        assert all(clients(gateway).values()), "a worker had no client"
         await refused(gateway, 429, **of("192.0.2.1"))
         others = await event_sources(stack, gateway, 20, "192.0.2.2")
         assert len(let_in(others)) == 10

@@ -223,6 +223,34 @@ async def test_a_record_that_is_repeated_at_any_worker_is_in_kafka_once(kafka: E
     assert sorted(int(record.value or b"") for record in written) == list(range(30))
 
 
+async def test_a_record_that_all_workers_have_under_way_at_once_is_in_kafka_once():
+    """Its partition has no leader for a while: what the others are about to write is in no log
+    yet, and sockets that wrote before do not look there again."""
+    routes = [{"when": [{"path": "/orders"}], "with": {"topic": "orders", "produce": True}}]
+    with EmbeddedKafka({"orders": 1}, fetch_version=11) as kafka:
+        made = config_for(kafka.bootstrap, ["orders"], routes)
+        async with running_workers(made) as gateway, AsyncExitStack() as stack:
+            url = gateway.base_url
+            sockets = [await stack.enter_async_context(socket(url)) for _ in range(CLIENTS)]
+            assert all(clients(gateway).values())
+            for n, ws in enumerate(sockets):
+                assert (await ask(ws, keyed(n)))["offset"] == n
+            for n in range(CLIENTS, CLIENTS + 3):
+                kafka.lead("orders", 0, None)
+                asking = [asyncio.create_task(ask(ws, keyed(n))) for ws in sockets]
+                await asyncio.wait(asking, timeout=0.3)  # all of them are under way
+                kafka.lead("orders", 0, 1)
+                answers = await asyncio.gather(*asking)
+                assert {answer.get("offset") for answer in answers} == {n}, answers
+        written = await read_records(",".join(kafka.bootstrap), "orders", least=CLIENTS + 3)
+        assert [int(record.value or b"") for record in written] == list(range(CLIENTS + 3))
+
+
+def keyed(n: int) -> dict[str, Any]:
+    key = {"key": "k", "idempotencyKey": f"once-{n}"}
+    return {"type": "produce", "id": f"{n}", "path": "/orders", "value": n, **key}
+
+
 async def repeated(proxy: TcpProxy, message: dict[str, Any], random: Random) -> int:
     """Until it is answered. How many sockets that took."""
     sockets = 0

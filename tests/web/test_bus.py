@@ -81,6 +81,7 @@ async def test_one_that_fails_or_does_not_know_the_topic_is_missing_and_nobody_w
     async with host(3) as made:
         made.buses[0].on("metrics", lambda worker, data: 1)
         made.buses[1].on("metrics", lambda worker, data: 1 // 0)
+        made.buses[2].on("metrics", lambda worker, data: object())  # no JSON
         await made.run()
         answers = await made.buses[0].ask("metrics", within=NEVER)
         assert answers == ({1: 1}, {2, 3})

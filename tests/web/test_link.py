@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
@@ -55,7 +56,7 @@ def test_messages_arrive_whole_and_in_order_in_whatever_pieces(messages, cuts):
         sender.send(*message)
     link, heard = linked(Transport())
     edges = sorted({0, len(transport.written), *(min(c, len(transport.written)) for c in cuts)})
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         link.data_received(transport.written[start:end])
     assert heard == messages
 
@@ -84,6 +85,15 @@ def test_a_line_without_an_end_is_not_kept_for_ever():
     for _ in range(Link.UNREAD // 2**20 + 1):
         link.data_received(b"x" * 2**20)
     assert transport.aborted
+
+
+def test_tuples_with_names_and_sets_are_lists():
+    class Named(NamedTuple):
+        topic: str
+
+    transport = Transport()
+    linked(transport)[0].send("take", Named("orders"), {1})
+    assert json.loads(transport.written) == ["take", ["orders"], [1]]
 
 
 def test_numbers_as_names_are_written_as_json_has_them():
