@@ -30,10 +30,20 @@ async def running_workers(
                 if gateway.alive:
                     started |= set(workers(gateway).values())
     finally:
-        _, left = psutil.wait_procs(started, timeout=20)
-        for process in left:
-            process.kill()
-    assert not left, "workers went on without their supervisor"
+        try:
+            await until(lambda: all(map(ended, started)), "the workers' end", WITHIN)
+        finally:
+            for process in started:
+                if not ended(process):
+                    process.kill()
+
+
+def ended(process: psutil.Process) -> bool:
+    """Also if nobody has asked for its status yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def workers(gateway: Gateway) -> dict[int, psutil.Process]:
