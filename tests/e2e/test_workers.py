@@ -19,7 +19,7 @@ from support.heard import heard
 from support.oracle import Oracle, read_records
 from support.tcp_proxy import TcpProxy
 from support.until import until
-from support.workers import clients, running_workers, serving, workers
+from support.workers import clients, ended, running_workers, serving, workers
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
@@ -129,7 +129,7 @@ async def test_all_workers_drain_and_nothing_is_lost_over_a_restart(
         await have_all(made, oracle)
         processes = workers(gateway)
         assert await gateway.stop() == 0
-        assert not any(process.is_running() for process in processes.values())
+        assert all(map(ended, processes.values()))
         assert "Traceback" not in gateway.log, gateway.tail()
         for client in made:
             await client.stop()
@@ -147,11 +147,7 @@ async def test_workers_without_a_supervisor_drain_and_free_the_port(kafka: Embed
         made = await connected(stack, gateway, 9)
         processes = workers(gateway)
         await gateway.kill()
-        await until(
-            lambda: not any(process.is_running() for process in processes.values()),
-            "their end",
-            WITHIN,
-        )
+        await until(lambda: all(map(ended, processes.values())), "their end", WITHIN)
         for client in made:
             await client.stop()
             assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
