@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from .blocks import Block
 from .channel import Chunk, CohortKey, Event
 from .conflation import Stretch, weight
 from .log import Log
@@ -42,16 +43,17 @@ class Alone:
     """
 
     __slots__ = (
-        "_backlog", "_conflated", "_events", "_fed", "_flush", "_key", "_left", "_out", "_reads",
-        "_seen", "_short", "_skipped", "_spared", "_stretches", "_sub", "_told", "_turns",
+        "_backlog", "_brought", "_conflated", "_events", "_fed", "_flush", "_key", "_left", "_out",
+        "_reads", "_seen", "_short", "_skipped", "_spared", "_stretches", "_sub", "_told", "_turns",
         "_writer", "own",
     )  # fmt: skip
 
     def __init__(self, subscription: Subscription) -> None:
         self.own: Position = {}
-        self._fed = 0  # bytes of `_backlog`
+        self._fed = 0  # bytes of `_backlog` and `_brought`
         self._sub = subscription
         self._backlog: dict[TopicPartition, deque[Entry]] = {}
+        self._brought: dict[TopicPartition, deque[Entry | Block]] = {}  # of tables
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
         self._skipped: set[TopicPartition] = set()
         self._short: set[TopicPartition] = set()
@@ -147,6 +149,11 @@ class Alone:
         log = self._sub.channel.tail.logs[tp]
         self._backlog[tp] = deque(takewhile(log.admits, entries))
         self._fed += sum(map(weight, self._backlog[tp]))
+
+    def bring(self, tp: TopicPartition, place: Place, pieces: Iterable[Entry | Block]) -> None:
+        if self.own.get(tp) == place and not self._brought.get(tp):
+            self._brought[tp] = deque(pieces)
+            self._fed += sum(map(weight, self._brought[tp]))
 
     def fall(self, position: Position) -> None:
         """Go on from here, and leave out what the client's policy says."""
@@ -338,7 +345,10 @@ class Alone:
             place = Place(entry.next, entry.epoch, log.lineage)
             self.put(tp, place)
             self._left -= ENTRY_COST
-            self._send(entry, place)
+            if isinstance(entry, Block):
+                self._send_block(entry, place)
+            else:
+                self._send(entry, place)
             spent = self._left <= max(0, quantum) or sub.credit == 0
             if spent or sub.ended or self._reached(tp) or self._is_held(tp):
                 break
@@ -367,7 +377,7 @@ class Alone:
             self._send(_truncated(tp, place, parted), parted)
         return sure
 
-    def _entries(self, tp: TopicPartition, log: Log, left: int) -> Iterator[Entry]:
+    def _entries(self, tp: TopicPartition, log: Log, left: int) -> Iterator[Entry | Block]:
         """What is to be sent next of it. left: of the budget, when another has its turn."""
         if self._reached(tp):
             return iter(())
@@ -399,12 +409,12 @@ class Alone:
             stretch.close()
         yield from stretch.take()
 
-    def _given(self, tp: TopicPartition) -> Iterator[Entry]:
+    def _given(self, tp: TopicPartition) -> Iterator[Entry | Block]:
         """What was brought of its table."""
-        while backlog := self._backlog.get(tp):
-            entry = backlog.popleft()
-            self._fed -= weight(entry)
-            yield entry
+        while brought := self._brought.get(tp):
+            piece = brought.popleft()
+            self._fed -= weight(piece)
+            yield piece
 
     def _end(self, tp: TopicPartition) -> int | None:
         """Up to where it may be conflated: what ends there must not lack what came before."""
@@ -488,6 +498,24 @@ class Alone:
 
     # a snapshot
 
+    def _send_block(self, block: Block, place: Place) -> None:
+        """As `_send`, of what was encoded for all."""
+        sub = self._sub
+        if self._writer is None and block.last is not None:
+            self._writer = sub.writer(self.own)
+        elif self._writer is not None:
+            epoch = sub.channel.tail.epoch(block.tp, place)
+            self._writer.move(block.tp, place.offset, epoch)
+        if block.last is None:
+            return
+        self._render()
+        if block.data:
+            self._out.append(block.data)
+        self._events.append(Event(block.tp, block.last, None))
+        self._left -= len(block.data) + len(block.last)
+        assert sub.snapshot is not None
+        sub.snapshot.records += block.records
+
     def _is_held(self, tp: TopicPartition) -> bool:
         snapshot = self._sub.snapshot
         return snapshot is not None and snapshot.holds(tp)
@@ -520,7 +548,8 @@ class Alone:
         log = tail.logs.get(tp)
         if log is None or place.lineage != log.lineage or tail.is_retiring(tp):
             return False
-        if place.offset is None or self._backlog.get(tp) or self._reached(tp):
+        brought = self._backlog.get(tp) or self._brought.get(tp)
+        if place.offset is None or brought or self._reached(tp):
             return False
         snapshot = self._sub.snapshot
         if snapshot is not None and snapshot.seeks(tp):
@@ -541,6 +570,8 @@ class Alone:
     def _drop(self, tp: TopicPartition) -> None:
         """What it has in hand is of no use any more."""
         self._drop_backlog(tp)
+        for piece in self._brought.pop(tp, ()):
+            self._fed -= weight(piece)
         self._stretches.pop(tp, None)
         if self._sub.snapshot is not None:
             self._sub.snapshot.parted(tp)

@@ -121,8 +121,8 @@ class Stretch:
             yield entry
 
 
-def weight(entry: Entry) -> int:
-    """Bytes that an entry is taken to hold in memory."""
+def weight(entry: object) -> int:
+    """Bytes that an entry is taken to hold in memory; what is shared is as good as nothing."""
     if type(entry) is not Record:
         return COST // 2
     return COST + len(entry.key or b"") + len(entry.value or b"")

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from .alone import Alone
+from .blocks import Block
 from .channel import Channel
 from .counted import Counted, Ledger, Sum
 from .position import Place, Position
@@ -251,6 +252,11 @@ class Subscription:
         """Entries from Kafka from `place` on; nothing if the client has moved on meanwhile."""
         if self.alone is not None:
             self.alone.feed(tp, place, entries)
+
+    def bring(self, tp: TopicPartition, place: Place, pieces: Iterable[Entry | Block]) -> None:
+        """What its snapshot has of a partition from `place` on."""
+        if self.alone is not None:
+            self.alone.bring(tp, place, pieces)
 
     def ends(self, tp: TopicPartition, offset: int) -> None:
         """Where its snapshot of a partition ends, found out."""

@@ -13,7 +13,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
-from typing import NamedTuple, TypeAlias
+from typing import Protocol, TypeAlias
+from weakref import WeakKeyDictionary
 
 from .conflation import weight
 from .position import Place
@@ -24,18 +25,43 @@ Key: TypeAlias = bytes | int  # an offset: of a record without a key, or of a ga
 _offset = attrgetter("offset")
 
 
-class Edition(NamedTuple):
-    """A table at one instant. `end`: where it goes on from there."""
+class Shown(Protocol):
+    """What a view makes of an edition."""
 
-    tp: TopicPartition
-    entries: Sequence[Record | Gap]
-    end: Place
+    bytes: int
+
+
+class Edition:
+    """A table at one instant. `end`: where it goes on from there. `shown`: what views make of
+    it, by their channels; see `blocks`."""
+
+    __slots__ = ("_by_key", "end", "entries", "shown", "tp")
+
+    def __init__(self, tp: TopicPartition, entries: Sequence[Record | Gap], end: Place) -> None:
+        self.tp = tp
+        self.entries = entries
+        self.end = end
+        self.shown: WeakKeyDictionary[object, Shown] = WeakKeyDictionary()
+        self._by_key: dict[bytes, Record] | None = None
+
+    def index(self, offset: int) -> int:
+        """Of the first entry from an offset on."""
+        return bisect_left(self.entries, offset, key=_offset)
+
+    def narrowed(self, keys: Iterable[bytes]) -> Edition:
+        """What it has of some keys; that is looked up, not searched."""
+        if self._by_key is None:
+            records = (entry for entry in self.entries if type(entry) is Record)
+            self._by_key = {record.key: record for record in records if record.key is not None}
+        found: list[Record | Gap] = [e for e in self.entries if type(e) is Gap]
+        found += [self._by_key[key] for key in keys if key in self._by_key]
+        return Edition(self.tp, sorted(found, key=_offset), self.end)
 
     def read(self, offset: int, most: int) -> list[Entry]:
         """What it has from an offset on, about `most` bytes of it; the last entry leads to where
         the next ones are to be read, or to the end."""
         found: list[Entry] = []
-        first = bisect_left(self.entries, offset, key=_offset)
+        first = self.index(offset)
         for entry in islice(self.entries, first, None):
             found.append(entry)
             most -= weight(entry)
@@ -80,6 +106,12 @@ class Table:
                 self._held[entry.offset] = entry
                 self.bytes += weight(entry)
         return True
+
+    @property
+    def held(self) -> int:
+        """Bytes in memory, with what was encoded of it."""
+        shown = self._edition.shown.values() if self._edition is not None else ()
+        return self.bytes + sum(each.bytes for each in shown)
 
     def edition(self) -> Edition:
         """The table as it is now."""

@@ -216,13 +216,13 @@ class Hub:
             return None
         self.snapshots.mind_policies(view.topics)
         if start.token is None:
-            return Snapshot(view.topics, own, own)
+            return Snapshot(view.topics, own, own, view.filters.keys)
         told = start.token.among(view.topics)
         fresh = await found(
             self.archive, tail, Since(EARLIEST), deadline, lambda tp: tp.topic not in told
         )
         own.update(fresh)
-        return Snapshot(view.topics, own, fresh)
+        return Snapshot(view.topics, own, fresh, view.filters.keys)
 
     # tails and channels
 

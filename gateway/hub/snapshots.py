@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from ..core.blocks import Block, Blocks
 from ..core.position import Place
-from ..core.record import TopicPartition
+from ..core.record import Entry, TopicPartition
 from ..core.subscription import Subscription
 from ..core.table import Edition
 from ..errors import KafkaError
@@ -104,14 +105,25 @@ class Brought:
             if edition is None:
                 subscription.ends(tp, snapshot.ends.get(tp, end))
             else:
+                if snapshot.keys is not None:
+                    edition = edition.narrowed(snapshot.keys)
                 self._editions[tp] = edition
                 assert edition.end.offset is not None
                 subscription.ends(tp, edition.end.offset)
         if edition is not None:
-            subscription.feed(tp, place, edition.read(place.offset, BATCH))
+            subscription.bring(tp, place, self._pieces(edition, place.offset))
         elif snapshot.is_fresh(tp):
             window = await snapshots.tables.window(tp, place, snapshot.ends[tp])
-            subscription.feed(tp, place, window)
+            subscription.bring(tp, place, window)
+
+    def _pieces(self, edition: Edition, offset: int) -> Iterable[Entry | Block]:
+        """What all clients of its view are brought alike, unless this one wants a part only."""
+        subscription = self._subscription
+        keyed = subscription.snapshot is not None and subscription.snapshot.keys is not None
+        if keyed or subscription.credit is not None or subscription.count is not None:
+            return edition.read(offset, BATCH)
+        block = Blocks.of(edition, subscription.channel).at(edition, offset)
+        return () if block is None else (block,)
 
     def _mind_left(self) -> None:
         """Not to be waited for: partitions that have no leader, or one that does not answer."""

@@ -48,7 +48,7 @@ class Tables:
 
     @property
     def bytes(self) -> int:
-        return sum(table.bytes for table in self._tables.values())
+        return sum(table.held for table in self._tables.values())
 
     def drop(self, topic: str) -> None:
         """Nobody looks at it any more."""

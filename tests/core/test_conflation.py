@@ -183,7 +183,7 @@ def run(topic: Topic, client: Client, script: Sequence[tuple[Any, ...]]) -> None
 
 
 @given(steps, st.sampled_from([1, 700, 1 << 20]), st.sampled_from([1, 500, 1 << 20]))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_client_of_steps_knows_the_topic_after_any_history(
     script: Sequence[tuple[Any, ...]], ring: int, cache: int
 ):
@@ -192,7 +192,7 @@ def test_a_client_of_steps_knows_the_topic_after_any_history(
 
 
 @given(steps, st.sampled_from([1, 700]), st.sampled_from([1, 500, 1 << 20]))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_a_slow_client_that_is_conflated_knows_the_topic_after_any_history(
     script: Sequence[tuple[Any, ...]], ring: int, cache: int
 ):

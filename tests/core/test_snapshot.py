@@ -114,12 +114,20 @@ scripts = st.lists(
 )
 
 
-@given(scripts, scripts, st.booleans(), st.sampled_from([1, 1 << 20]), st.sampled_from([1, 900]))
-@settings(max_examples=300)
+@given(
+    scripts,
+    scripts,
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1, 1 << 20]),
+    st.sampled_from([1, 900]),
+)
+@settings(max_examples=300, deadline=None)
 def test_whoever_begins_with_a_snapshot_knows_the_topic_after_any_history(
     before: Sequence[tuple[Any, ...]],
     after: Sequence[tuple[Any, ...]],
     steps: bool,
+    blocks: bool,
     ring: int,
     cache: int,
 ):
@@ -133,7 +141,7 @@ def test_whoever_begins_with_a_snapshot_knows_the_topic_after_any_history(
         elif name == "step":
             topic.step()
         elif name == "begin":
-            client = Client(topic, snapshot=True)
+            client = Client(topic, snapshot=True, blocks=blocks)
         elif client is not None and name == "cut":
             client.cut()
         elif client is not None:
@@ -142,11 +150,11 @@ def test_whoever_begins_with_a_snapshot_knows_the_topic_after_any_history(
     client.take_all()
     assert client.known.ended
     assert client.known.table == topic.known(topic.ends())
-    # `seen` as of its start: a snapshot has them all
     assert sorted(client.known.keyless) == keyless_of(topic.written)
 
 
 @given(scripts, scripts)
+@settings(deadline=None)
 def test_at_its_end_a_client_knows_the_topic_as_of_its_id(
     before: Sequence[tuple[Any, ...]], meanwhile: Sequence[tuple[Any, ...]]
 ):

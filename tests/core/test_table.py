@@ -87,3 +87,10 @@ def test_whoever_reads_an_edition_in_pieces_gets_all_of_it_once(
         at = entries[-1].next
     assert got == wanted
     assert edition.read(at, most) == []
+
+
+def test_an_edition_of_some_keys_has_those_and_what_all_must_hear():
+    corrupt = Gap(A, 3, 4, 3, Reason.CORRUPT)
+    edition = table(record(0, b"a"), record(1, b"b"), record(2, None), corrupt).edition()
+    some = edition.narrowed([b"b", b"nobody"])
+    assert (some.entries, some.end) == ([record(1, b"b"), corrupt], edition.end)

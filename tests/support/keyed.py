@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from support.rendering import Rendering
 
+from gateway.core.blocks import Block, Blocks
 from gateway.core.channel import Channel
 from gateway.core.filters import Filters
 from gateway.core.log import Log
@@ -123,15 +124,21 @@ class Client:
     """One that is cut now and then. What came after its last id it does not keep."""
 
     def __init__(
-        self, topic: Topic, *, slow: SlowClient = SlowClient.CATCH_UP, snapshot: bool = False
+        self,
+        topic: Topic,
+        *,
+        slow: SlowClient = SlowClient.CATCH_UP,
+        snapshot: bool = False,
+        blocks: bool = False,
     ) -> None:
         self.topic = topic
         self.slow = slow
-        self.mode = snapshot
+        self.mode, self.blocks = snapshot, blocks
         self.known, self._kept = Known(), Known()
         self.id: list[int] | None = None
         self.lines: list[str] = []
         self._editions: dict[TopicPartition, Edition] = {}
+        """snapshot: it begins with one, and is brought it in blocks or one by one."""
         fresh = dict.fromkeys(PARTITIONS, Place(0)) if snapshot else {}
         self.subscription = self._subscribe(fresh, PARTITIONS)
 
@@ -186,7 +193,13 @@ class Client:
             else:
                 edition = self._editions.setdefault(tp, self.topic.edition(tp))
                 sub.ends(tp, edition.end.offset or 0)
-                sub.feed(tp, place, edition.read(place.offset, 300))
+                sub.bring(tp, place, self._pieces(edition, place.offset))
+
+    def _pieces(self, edition: Edition, offset: int) -> Iterable[Entry | Block]:
+        if not self.blocks:
+            return edition.read(offset, 300)
+        block = Blocks.of(edition, self.topic.channel).at(edition, offset)
+        return [block] if block is not None else []
 
     def _hear(self, line: str) -> None:
         said, _, id = line.partition(" -> ")
