@@ -230,7 +230,7 @@ async def test_what_is_in_the_transport_at_the_handover_goes_first(line: Line):
 @on_both_loops
 async def test_a_descriptor_is_not_written_to_once_its_connection_is_closing(line: Line):
     """Its number may be another's at once: what it is then, gets nothing."""
-    number = line.peer._fd
+    number = line.peer.transport.get_extra_info("socket").fileno()
     line.peer.transport.abort()
     line.peer.write(b"not for you")
     await until(lambda: not line.connections)

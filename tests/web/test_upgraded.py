@@ -152,6 +152,17 @@ class UnhurriedPeer(Peer):
     DRAIN_SECONDS = 120.0
 
 
+class PatientPeer(HastyPeer):
+    """It asks for no pongs: what ends it is the server's end."""
+
+    __slots__ = ()
+    PING_SECONDS = 60.0
+
+
+class Patient(WebSocketProtocol):
+    PEER = PatientPeer
+
+
 class Hasty(WebSocketProtocol):
     PEER = HastyPeer
     LINGER_SECONDS = 0.3
@@ -579,7 +590,7 @@ def test_a_server_that_ends_leaves_the_goodbye_to_the_application(start: Start):
 
 
 def test_a_server_that_ends_says_so_itself_if_the_application_does_not(start: Start):
-    running = start(Hasty)
+    running = start(Patient)
     with running.open() as socket:
         running.call(running.connection().shutdown)
         assert socket.closed() == 1012
