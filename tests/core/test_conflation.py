@@ -9,8 +9,10 @@ from support.keyed import KEYS, PARTITIONS, Client, Topic
 from support.keyed import keyless as keyless_of
 
 from gateway.core.conflation import COST, Stretch, latest, weight
+from gateway.core.position import Place
 from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
 from gateway.core.slow import SlowClient
+from gateway.core.subscription import Subscription
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OTHER = TopicPartition("stock", 0)
@@ -250,3 +252,28 @@ def test_a_stretch_longer_than_a_turn_of_the_loop_is_seen_in_several():
         assert client.subscription.more
     assert turns > 1
     assert client.lines == ["record 0 9999 -> 10000 0"]
+
+
+def test_what_ends_before_a_record_came_again_does_not_lack_it():
+    topic = Topic(steps=True)
+    for value in (b"1", b"2"):
+        topic.write(0, b"a", value)
+        topic.write(0, b"b", value)
+    topic.step()
+    until = {PARTITIONS[0]: 2, PARTITIONS[1]: 0}
+    own = {tp: Place(0) for tp in PARTITIONS}
+    sub = Subscription(topic.channel, own, until=until)
+    assert sub.take(1 << 20) == b"record 0 0\nrecord 0 1 -> 2 0\n"
+    assert sub.ended == "until"
+
+
+def test_one_of_steps_that_has_no_credit_goes_on_where_it_stopped():
+    topic = Topic(steps=True)
+    sub = Subscription(topic.channel, credit=2)
+    for key in (b"a", b"b", b"a", b"b", b"c"):
+        topic.write(0, key)
+    topic.step()
+    assert sub.take(1 << 20) == b"record 0 2\nrecord 0 3 -> 4 0\n"
+    assert sub.take(1 << 20) == b""
+    sub.credit = 2
+    assert sub.take(1 << 20) == b"record 0 4 -> 5 0\n"

@@ -1,0 +1,129 @@
+"""Tables as they are read and kept up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+
+import pytest
+
+from gateway.config import Topic
+from gateway.core.log import Log
+from gateway.core.position import Place
+from gateway.core.reading import EARLIEST, Since
+from gateway.core.record import Entry, Record, Skip, TopicPartition
+from gateway.hub import tables as module
+from gateway.hub.tables import Tables
+
+A = TopicPartition("prices", 0)
+
+
+class Kafka:
+    """One partition, as an archive and as a shared read with a short log see it."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.reads: list[int] = []
+        self.log = Log(A, 1 << 20, 60.0)
+        self.start = 0
+        reading = SimpleNamespace(log_start=0)
+        self.by_partition = {A: SimpleNamespace(log=self.log, reading=reading)}
+
+    def write(self, key: str, value: str | None, *, logged: bool = False) -> None:
+        value_ = None if value is None else value.encode()
+        record = Record(A, len(self.records), 0, 0, key.encode(), value_)
+        self.records.append(record)
+        if logged:
+            if self.log.next is None:
+                self.log.open(record.offset, 0)
+            self.log.append(record, 0.0)
+
+    async def read(self, tp: TopicPartition, place: Place) -> list[Entry]:
+        assert place.offset is not None
+        self.reads.append(place.offset)
+        await asyncio.sleep(0)
+        return list(self.records[place.offset : place.offset + 3])
+
+    async def resolve(self, tp: TopicPartition, start: Since) -> Place:
+        assert start == Since(EARLIEST)
+        return Place(self.start)
+
+
+@pytest.fixture
+async def kafka() -> AsyncIterator[Kafka]:
+    yield Kafka()
+
+
+def tables(kafka: Kafka, cache: str = "64MiB") -> Tables:
+    settings = Topic.model_validate({"name": "prices", "cache": {"bytes": cache}})
+    topic: Callable[[str], Topic] = lambda name: settings  # noqa: E731
+    return Tables(kafka, kafka, topic)  # type: ignore[arg-type]
+
+
+async def test_all_who_come_at_once_share_one_read_and_one_edition(kafka: Kafka):
+    for n in range(6):
+        kafka.write(f"k{n % 4}", str(n))
+    made = tables(kafka)
+    editions = await asyncio.gather(*(made.edition(A, 6) for _ in range(50)))
+    assert kafka.reads == [0, 3]
+    assert len({id(edition) for edition in editions}) == 1
+    assert editions[0] is not None
+    assert [entry.offset for entry in editions[0].entries] == [2, 3, 4, 5]
+
+
+async def test_what_came_since_is_taken_from_the_log(kafka: Kafka):
+    kafka.write("a", "1")
+    made = tables(kafka)
+    await made.edition(A, 1)
+    kafka.write("b", "1", logged=True)
+    kafka.write("a", None, logged=True)
+    edition = await made.edition(A, 3)
+    assert edition is not None
+    assert [entry.offset for entry in edition.entries] == [1]
+    assert kafka.reads == [0]
+
+
+async def test_a_log_that_went_back_makes_it_anew(kafka: Kafka):
+    kafka.write("a", "1")
+    made = tables(kafka)
+    first = await made.edition(A, 1)
+    kafka.log.lineage = 1
+    kafka.records.clear()
+    kafka.write("b", "1")
+    second = await made.edition(A, 1)
+    assert first is not None and second is not None
+    assert second.end == Place(1, 0, 1)
+    assert [r.key for r in second.entries if isinstance(r, Record)] == [b"b"]
+
+
+async def test_one_larger_than_its_cache_is_read_window_by_window(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch
+):
+    """Each key once, as its latest; what is deleted is not there."""
+    for n in range(30):
+        kafka.write(f"k{n % 12}", "x" * 100)
+    kafka.write("k1", None)
+    made = tables(kafka, "1KiB")
+    assert await made.edition(A, 31) is None
+    assert (made.spilled, made.bytes) == ({"prices"}, 0)
+    monkeypatch.setattr(module, "WINDOW", 1000)
+    place, got, windows = Place(0), list[Entry](), 0
+    while place.offset is not None and place.offset < 31:
+        entries = await made.window(A, place, 31)
+        place, windows = Place(entries[-1].next), windows + 1
+        got += entries
+    found = [entry.offset for entry in got if not isinstance(entry, Skip)]
+    last = {record.key: record.offset for record in kafka.records}
+    del last[b"k1"]
+    assert found == sorted(last.values())
+    assert windows > 1
+
+
+async def test_what_nobody_looks_at_is_let_go(kafka: Kafka):
+    kafka.write("a", "1")
+    made = tables(kafka)
+    await made.edition(A, 1)
+    assert made.bytes
+    made.drop("prices")
+    assert made.bytes == 0
