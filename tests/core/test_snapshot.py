@@ -79,6 +79,20 @@ def test_what_comes_meanwhile_comes_after_its_end():
     assert rest.index("snapshot-end 8 -> 8 0") < rest.index("record 1 0 -> 8 1")
 
 
+def test_a_partition_that_is_through_does_not_go_live_before_the_others():
+    topic = Topic()
+    topic.write(0, b"a")
+    for _ in range(8):
+        topic.write(1, None)
+    client = Client(topic, snapshot=True)
+    while not client.known.table:
+        client.take(1)
+    topic.write(0, b"b")
+    rest = client.take_all()
+    end = next(n for n, line in enumerate(rest) if line.startswith("snapshot-end 9"))
+    assert rest.index("record 0 1 -> 2 8") > end
+
+
 def test_one_that_is_cut_within_it_goes_on_from_there_and_hears_what_was_deleted():
     topic = Topic()
     for key in (b"a", b"b", b"x", b"y"):
