@@ -20,7 +20,16 @@ from gateway import __version__
 from gateway.config import Settings, loads
 from gateway.config.crosscheck import RESERVED
 from gateway.core.channel import Event
-from gateway.core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
+from gateway.core.record import (
+    Entry,
+    Fault,
+    Gap,
+    Ready,
+    Reason,
+    Record,
+    SnapshotEnd,
+    TopicPartition,
+)
 from gateway.formats import Format, format_for
 from gateway.hub.encoder import Sse
 from gateway.hub.lines import Ndjson
@@ -397,6 +406,30 @@ def test_every_wire_sends_what_is_published_of_it(path: str, format: Format, kin
             holds(told, known[name], json.loads(payload) if kind == "sse" and not text else payload)
             heard.add(name)
     assert known.keys() - heard <= {"renewed", "pong", "produced"}
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_stream_that_begins_with_a_snapshot_publishes_its_end_and_no_other_does(kind: str):
+    text = """
+      kafka: {servers: [a:9092], topics: [{name: t}]}
+      routes:
+        - {when: [{path: /table}], with: {topic: t, mode: snapshot}}
+        - {when: [{path: /live}], with: {topic: t}}
+    """
+    told = document(loads(text), "http://gw")
+    name = "@snapshot-end" if kind == "ndjson" else "snapshot-end"
+    known = messages(told, f"table.{kind}")[name]
+    assert name not in messages(told, f"live.{kind}")
+    for wire in WIRES[kind]:
+        encoder = wire.encoder(format_for("value"))
+        head = encoder.head(SnapshotEnd(("t",), 3, (TP,)))
+        assert head is not None
+        data = encoder.render([Event(None, head, b"AAAA")], b"AAAAA")
+        if kind == "sse":
+            payload = json.loads(parse(data)[0].data)
+        else:
+            (payload,) = [json.loads(each) for each in (frames(data) if kind[0] == "w" else [data])]
+        holds(told, known, payload)
 
 
 def test_what_clients_say_is_published_as_it_is_read():

@@ -238,18 +238,21 @@ def _deleted(stream: Stream) -> str:
     return "delete-envelope" if stream.format == "envelope" else "delete-key"
 
 
+def _told(stream: Stream) -> tuple[str, ...]:
+    snapshot = ("snapshot-end",) if stream.snapshot else ()
+    return (_deleted(stream), *_CONTROL, *snapshot)
+
+
 def _sse(stream: Stream) -> tuple[str, ...]:
-    return tuple(f"sse-{name}" for name in (_form_of_sse(stream), _deleted(stream), *_CONTROL))
+    return tuple(f"sse-{name}" for name in (_form_of_sse(stream), *_told(stream)))
 
 
 def _ndjson(stream: Stream) -> tuple[str, ...]:
-    return tuple(
-        f"ndjson-{name}" for name in (_form(stream), "record", _deleted(stream), *_CONTROL)
-    )
+    return tuple(f"ndjson-{name}" for name in (_form(stream), "record", *_told(stream)))
 
 
 def _sent(stream: Stream) -> tuple[str, ...]:
-    names = (f"records-{_form(stream)}", _deleted(stream), *_CONTROL, *_ANSWERS)
+    names = (f"records-{_form(stream)}", *_told(stream), *_ANSWERS)
     produced = ("produced",) if stream.produce else ()
     return tuple(f"websocket-{name}" for name in (*names, *produced))
 

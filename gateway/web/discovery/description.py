@@ -108,6 +108,10 @@ class Stream:
         return self.route.with_.produce
 
     @property
+    def snapshot(self) -> bool:
+        return self.route.with_.mode == "snapshot"
+
+    @property
     def allow(self) -> tuple[str, ...]:
         return self.route.with_.allow
 

@@ -23,6 +23,7 @@ def sse() -> dict[str, Schema]:
         "sse-ready": message("ready", ref("ready"), "A partition can be read."),
         "sse-gap": message("gap", ref("gap"), "Records that are not sent."),
         "sse-position": message("position", members({}), "The position moved: see the id."),
+        "sse-snapshot-end": message("snapshot-end", ref("snapshot-end"), "What follows is live."),
         "sse-error": message("error", ref("error"), "Something could not be read or shown."),
         "sse-end": message("end", ref("end"), "The last event."),
         "sse-value-text": message("message", ref("value-text"), "A record.", "text/plain"),
@@ -50,7 +51,7 @@ def ndjson() -> dict[str, Schema]:
     positioned = {"allOf": [ref("begin"), members({"position": ref("position")})]}
     told["ndjson-begin"] = message("@begin", members({"@begin": positioned}), "With ?positions.")
     told["ndjson-position"] = message("@position", members(at), "With ?positions: it moved.")
-    for name in ("ready", "gap", "error"):
+    for name in ("ready", "gap", "snapshot-end", "error"):
         line = members({f"@{name}": ref(name)}, at)
         told[f"ndjson-{name}"] = message(f"@{name}", line, SCHEMAS[name]["description"])
     for form in ("key", "envelope"):
@@ -90,6 +91,7 @@ def from_server() -> dict[str, Schema]:
         "begin": _framed("begin", at, {"changed": {"const": True}}, like="begin"),
         "ready": _framed("ready", None, at, like="ready"),
         "gap": _framed("gap", None, at, like="gap"),
+        "snapshot-end": _framed("snapshot-end", at, like="snapshot-end"),
         "position": _framed("position", at),
         "error": _framed("error", None, at, like="error"),
         "end": _framed("end", at, like="end"),

@@ -116,6 +116,14 @@ SCHEMAS: Mapping[str, Schema] = {
         "description": "Records from `from` up to `to` are not sent: Kafka has them no more, or "
         "the reason says why. All null: the position that was given could not be used.",
     },
+    "snapshot-end": {
+        **members(
+            {"topics": {"type": "array", "items": TEXT}, "records": COUNT},
+            {"pending": {"type": "array", "items": members(WHERE)}},
+        ),
+        "description": "The latest record of each key was sent; what follows is live. `pending` "
+        "partitions could not be read and come when they can.",
+    },
     "error": {
         **members({"code": TEXT, "message": TEXT}, {**WHERE, "offset": COUNT}),
         "description": "The stream goes on; `code` is for programs, `message` for people.",
