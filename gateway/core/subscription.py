@@ -15,7 +15,7 @@ from .alone import Alone
 from .blocks import Block
 from .channel import Channel
 from .counted import Counted, Ledger, Sum
-from .position import Place, Position
+from .position import NO_EPOCH, Place, Position
 from .record import Entry, Gap, TopicPartition
 from .slow import SlowClient
 from .snapshot import Snapshot
@@ -218,7 +218,8 @@ class Subscription:
             self._ride_on()
             return
         self.cursor = channel.head
-        for tp, place in places.items():
+        since = {tp: Place(0, NO_EPOCH, log.lineage) for tp, log in tail.logs.items()}
+        for tp, place in {**since, **places}.items():  # those that came since, from their first
             if place != tail.position.get(tp):
                 if place.pending and tp in tail.logs:
                     place = tail.logs[tp].origin or place

@@ -354,3 +354,22 @@ def test_with_an_end_what_holds_nothing_does_not_hold_it_up():
     sub.verified(A, Place(0))
     assert taken(sub) == ["record 0 0 -> 1 2"]
     assert sub.ended == "until"
+
+
+def test_one_that_goes_on_reads_a_partition_that_came_meanwhile_from_its_first_record():
+    """It was not among the places it went on from, and was taken to stand where the tail does."""
+    gateway, new = Gateway(), TopicPartition("orders", 2)
+    gateway.records(A, 0)
+    sub = gateway.subscribe()
+    places = sub.places()
+    sub.step_aside()
+    log = gateway.logs[new] = Log(new, 1 << 20, 60.0)
+    gateway.tail.add(log, Place(0))
+    log.open(0, 0)
+    gateway.turn(Ready(new, 0, 0, 0))
+    gateway.records(new, 0)
+    gateway.records(A, 1)
+    sub.go_on(places)
+    assert sorted(line.partition(" -> ")[0] for line in taken(sub)) == ["record 0 1", "record 2 0"]
+    gateway.records(new, 1)
+    assert taken(sub) == ["record 2 1 -> 2 0 2"]
