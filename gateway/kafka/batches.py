@@ -159,7 +159,8 @@ class _Decoder:
         tp, entries, position = self.tp, self.entries, self.position
         try:
             records: Sequence[Entry] = [
-                _new(Record, (tp, r.offset, epoch, r.timestamp, r.key, r.value, r.headers or ()))
+                # headers as a tuple: of what is held, the garbage collector walks lists for ever
+                _new(Record, (tp, r.offset, epoch, r.timestamp, r.key, r.value, tuple(r.headers)))
                 for r in batch
             ]
         except Exception:  # whatever it raises: something in there is broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -98,8 +99,17 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
     server = Server(config)
     server.hub = app.gateway.hub
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
+    _calm_the_collector()
     with runner, contextlib.suppress(KeyboardInterrupt):
         runner.run(server.serve([listening]))
+
+
+def _calm_the_collector() -> None:
+    """What is here when serving starts stays, and is not walked over again; what comes after is
+    nearly all counted out. A full collection beside 10,000 clients is a pause of 17 ms for all."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 100)
 
 
 def _websockets(drain_timeout: float) -> type[WebSocketProtocol]:

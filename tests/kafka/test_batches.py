@@ -36,7 +36,7 @@ def test_a_record_keeps_all_its_fields():
     item = Item(7, b"value", b"key", 1700, headers=[(b"h", b"1"), (b"none", None)])
     decoded = decode(TP, batch([item], epoch=5), 7)
     assert decoded.entries == [
-        Record(TP, 7, 5, 1700, b"key", b"value", [("h", b"1"), ("none", None)])
+        Record(TP, 7, 5, 1700, b"key", b"value", (("h", b"1"), ("none", None)))
     ]
     assert (decoded.next_offset, decoded.last_epoch, decoded.error) == (8, 5, None)
 
