@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 
 from ..config import Topic
 from ..core.log import Log
@@ -23,6 +24,7 @@ from ..core.tail import Tail
 from ..kafka.changes import Change
 from ..kafka.cluster import Cluster
 from ..kafka.fetcher import Fetcher
+from .pump import Pace
 from .shared import SharedTail
 from .transform import Transformer
 
@@ -43,20 +45,20 @@ class Feeds:
     """The shared reads of one cluster.
 
     topic: the settings of a topic, by name.
-    rest:  seconds for which what came may wait for more.
+    pace:  how long what came may wait for more; a turn tells it what it cost.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         topic: Callable[[str], Topic],
-        rest: Callable[[], float] = lambda: 0.0,
+        pace: Pace | None = None,
     ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, Feed] = {}
         self.by_topic: dict[str, list[Feed]] = {}
-        self.fetcher = Fetcher(cluster, self._deliver, rest=rest)
-        self._rest = rest
+        self._pace = pace or Pace()
+        self.fetcher = Fetcher(cluster, self._deliver, rest=lambda: self._pace.rest)
         self._topic = topic
         self._tails: dict[str, set[SharedTail]] = {}
         self._transformers: dict[str, Transformer] = {}
@@ -138,6 +140,7 @@ class Feeds:
 
     def flush(self) -> None:
         """Apply what came since the last flush."""
+        began = perf_counter()
         pending, self._pending = self._pending, []
         now, wall = self._loop.time(), int(time.time())
         turns: dict[SharedTail, list[Entry]] = {}
@@ -151,11 +154,12 @@ class Feeds:
                 turns.setdefault(shared, []).extend(entries)
         for shared, turn in turns.items():
             shared.publish(turn, wall)
+        self._pace.spent(perf_counter() - began)
 
     def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
         transformer = self._transformers.get(reading.tp.topic)
         if not self._pending:
-            rest = self._rest()
+            rest = self._pace.rest
             if rest > 0:
                 self._loop.call_later(rest, self.flush)
             else:

@@ -29,7 +29,7 @@ from .feeds import Feeds
 from .herd import Herds
 from .placing import Placing
 from .publisher import Publisher
-from .pump import Pump
+from .pump import Pace, Pump
 from .resume import Start
 from .shared import SharedTail
 from .snapshots import Snapshots
@@ -80,9 +80,10 @@ class Hub:
         self.started, self.draining = True, False
         self.topics = Topics(self.cluster, self.settings.kafka)
         self._tails.clear()
-        self.pump = Pump()
+        pace = Pace()
+        self.pump = Pump(pace)
         self.herds = Herds(self)
-        self.feeds = Feeds(self.cluster, self.topics.settings, lambda: self.pump.rest)
+        self.feeds = Feeds(self.cluster, self.topics.settings, pace)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
         self.placing = Placing(self.cluster, self.topics.settings)

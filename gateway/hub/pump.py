@@ -27,6 +27,24 @@ REST = 4.0  # times what a round cost
 MOST_REST = 0.02  # seconds
 
 
+class Pace:
+    """How long what comes from Kafka may wait for more. Each turn, its encoding and its round,
+    is followed by a rest in proportion to what it cost."""
+
+    def __init__(self) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._until = 0.0
+
+    @property
+    def rest(self) -> float:
+        """Seconds."""
+        return max(0.0, self._until - self._now())
+
+    def spent(self, seconds: float) -> None:
+        now = self._now()
+        self._until = min(now + MOST_REST, max(now, self._until) + REST * seconds)
+
+
 class Fan:
     """The riders of one channel."""
 
@@ -81,18 +99,12 @@ class Fan:
 class Pump:
     """The rounds of all channels of a hub, one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
         self._loop = asyncio.get_running_loop()
+        self._pace = pace
         self._fans: dict[Channel, Fan] = {}
         self._due: deque[Fan] = deque()
         self._running = False
-        self._cost = 0.0
-        self._rests_until = 0.0
-
-    @property
-    def rest(self) -> float:
-        """Seconds for which what comes from Kafka may wait for more."""
-        return max(0.0, self._rests_until - self._loop.time())
 
     def ride(self, client: Client) -> Fan:
         """Take a client into the rounds of its channel; it has all that was published."""
@@ -128,10 +140,7 @@ class Pump:
                 if fan.again:
                     fan.call()
             now = perf_counter()
-        self._cost += now - began
+        self._pace.spent(now - began)
+        self._running = bool(self._due)
         if self._due:
             self._loop.call_soon(self._run)
-        else:
-            self._running = False
-            self._rests_until = self._loop.time() + min(MOST_REST, REST * self._cost)
-            self._cost = 0.0

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
 from support.reading import cluster
 from support.records import Sent, produce
 from support.until import until
@@ -17,6 +18,7 @@ from gateway.core.record import Record, TopicPartition
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.formats import format_for
+from gateway.hub import pump
 from gateway.hub.encoder import Sse, SseEncoder
 from gateway.hub.feeds import Feeds
 from gateway.hub.shared import SharedTail
@@ -37,6 +39,12 @@ class Watched(Subscription):
         tail = self.channel.tail
         logs = (tail.logs[tp].next for tp in (ZERO, ONE))
         self.seen.append((*logs, *(tail.position[tp].offset for tp in (ZERO, ONE))))
+
+
+@pytest.fixture(autouse=True)
+def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of the loop is all that one of the feeds takes."""
+    monkeypatch.setattr(pump, "REST", 0.0)
 
 
 @asynccontextmanager

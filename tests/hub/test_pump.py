@@ -179,12 +179,12 @@ async def test_a_rest_is_in_proportion_to_what_the_round_cost():
     outlets = [Outlet() for _ in range(50)]
     clients = attached(outlets)
     await turns()
-    rounds = clients[0]._hub.pump
-    assert rounds.rest == 0
+    pace = clients[0]._hub.pace  # type: ignore[attr-defined]
+    assert pace.rest == 0
     write(clients[0], b"1")
     await until(lambda: outlets[-1].values == [1], every=0)
-    assert 0 < rounds.rest <= pump.MOST_REST
-    await until(lambda: rounds.rest == 0)
+    assert 0 < pace.rest <= pump.MOST_REST
+    await until(lambda: pace.rest == 0)
 
 
 async def test_one_that_reads_alone_hears_of_what_is_not_seen():

@@ -16,7 +16,7 @@ from gateway.formats import format_for
 from gateway.hub.client import Client
 from gateway.hub.encoder import Sse
 from gateway.hub.herd import Herds
-from gateway.hub.pump import Pump
+from gateway.hub.pump import Pace, Pump
 from gateway.hub.shared import SharedTail
 from gateway.hub.wire import Wire
 
@@ -26,7 +26,8 @@ TP = TopicPartition("orders", 0)
 class Hub:
     def __init__(self) -> None:
         self.feeds = self
-        self.pump = Pump()
+        self.pace = Pace()
+        self.pump = Pump(self.pace)
         self.herds = Herds(self)  # type: ignore[arg-type]
         self.settings = Settings.model_construct(memory=1 << 30)
         self.left: list[Client] = []
