@@ -25,6 +25,7 @@ from gateway.cli import CONFIG
 from gateway.config import Listen
 from gateway.core.token import TokenWriter, TopicPlaces, decode, seal
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web import workers
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 EVENTS = {"Accept": "text/event-stream", "Connection": "close"}
@@ -141,6 +142,54 @@ async def test_behind_nginx_a_page_of_its_own_has_a_websocket(
         assert json.loads(await socket.recv())["type"] == "begin"
 
 
+@pytest.mark.needs("nginx")
+async def test_behind_nginx_limits_are_by_the_clients_own_addresses(
+    embedded: EmbeddedKafka, tmp_path: Path
+):
+    """What a client says of itself is believed as far as the proxy before it is: here that is this
+    machine, which nginx adds."""
+    embedded.create_topic("orders", 1)
+    listen = {"limits": {"perAddress": 1}, "forwarded": ["127.0.0.1"]}
+    config = config_for(embedded.bootstrap, ["orders"], listen=listen)
+
+    def of(address: str) -> dict[str, str]:
+        return {"X-Forwarded-For": address, **EVENTS}
+
+    async with running_gateway(config) as gateway, nginx(tmp_path, gateway) as url:
+        path = f"{url}/events/orders"
+        async with (
+            RawClient(path, headers=of("192.0.2.1")) as one,
+            RawClient(path, headers=of("192.0.2.2")) as other,
+            httpx.AsyncClient(trust_env=False) as http,
+        ):
+            await one.wait(1)
+            await other.wait(1)
+            assert (await http.get(path, headers=of("192.0.2.1"))).status_code == 429
+
+
+@pytest.mark.needs("nginx")
+async def test_behind_nginx_what_is_compressed_comes_at_once(
+    embedded: EmbeddedKafka, tmp_path: Path
+):
+    embedded.create_topic("orders", 1)
+    async with (
+        running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway,
+        nginx(tmp_path, gateway) as url,
+        httpx.AsyncClient(trust_env=False, timeout=30) as http,
+        AIOKafkaProducer(bootstrap_servers=embedded.bootstrap) as producer,
+        http.stream("GET", f"{url}/events/orders", headers=EVENTS) as answer,
+    ):
+        assert answer.headers["content-encoding"] == "gzip"
+        lines = answer.aiter_lines()
+        async for line in lines:
+            if line.startswith("id: "):
+                break
+        await producer.send_and_wait("orders", b"now", partition=0)
+        async for line in lines:
+            if line == "data: now":
+                break
+
+
 def service() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in (DEPLOY / "gateway.service").read_text().splitlines():
@@ -153,7 +202,7 @@ def service() -> dict[str, list[str]]:
 def test_the_service_knows_a_wrong_configuration_and_waits_for_the_streams_to_end():
     options = service()
     assert options["RestartPreventExitStatus"] == [str(CONFIG)]
-    assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout
+    assert int(options["TimeoutStopSec"][0]) > Listen().drain_timeout + workers.GRACE
 
 
 def test_the_dockerfile_copies_what_there_is_and_takes_the_versions_of_the_lock():

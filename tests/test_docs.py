@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import json
@@ -14,22 +15,26 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
+from support.browser import browser
 from support.clients.raw import RawClient
 from support.gateways import Gateway, config_for, running_gateway
+from support.records import Sent, produce
 from support.sse import Event, parse
 from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config import loads, schema
 from gateway.core import channel, tail
-from gateway.core.record import Fault, Gap, Ready, Reason, TopicPartition
+from gateway.core.record import Fault, Gap, Ready, Reason, SnapshotEnd, TopicPartition
 from gateway.core.token import decode
-from gateway.hub import encoder, hub
+from gateway.errors import RequestError
+from gateway.hub import encoder, hub, pump
 from gateway.hub import page as pages
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web import ndjson, query
+from gateway.web import ndjson, problems, query, routes, websocket, workers
 from gateway.web.demo import CONFIG
 from gateway.web.transport import GatewayProtocol
+from gateway.wire import gzip
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -145,7 +150,7 @@ def test_links_and_paths_exist(page: Path):
     text = page.read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     paths = re.findall(r"\b((?:tests|deploy|examples|bench)/[\w/.-]+\w)", text)
-    named_here = re.findall(r"\b((?:kafka|core|hub|web|wire|config)/[\w/]+\.py)", text)
+    named_here = re.findall(r"(?<!tests/)\b((?:kafka|core|hub|web|wire|config)/[\w/]+\.py)", text)
     for link in links:
         assert (page.parent / link).exists(), link
     for path in set(paths) - {"bench/results"}:  # made by `make figures`
@@ -203,34 +208,38 @@ def option(path: str) -> dict[str, Any]:
     return found
 
 
-def table(heading: str) -> list[list[str]]:
-    """The rows of the first table below a heading of the README."""
+def table(heading: str, number: int = 0) -> list[list[str]]:
+    """The rows of a table below a heading of the README, the first one if no other is named."""
     _, _, below = README.partition(f"\n## {heading}\n")
-    rows = re.findall(r"^\|(.*)\|$", below.partition("\n## ")[0], re.M)
+    found = re.findall(r"(?:^\|.*\|\n)+", below.partition("\n## ")[0], re.M)
+    rows = [line[1:-1] for line in found[number].splitlines()]
     return [[cell.strip() for cell in row.split(" | ")] for row in rows[2:]]
 
 
-@pytest.mark.parametrize(
-    "row", table("Starting, and where a stream starts"), ids=lambda row: row[0]
-)
-def test_the_table_of_options_has_their_real_names_and_defaults(row: list[str]):
+OPTIONS = [
+    *table("Starting, and where a stream starts"),
+    *table("Several cores, limits, and the end"),
+]
+
+
+@pytest.mark.parametrize("row", OPTIONS, ids=lambda row: row[0])
+def test_the_tables_of_options_have_their_real_names_and_defaults(row: list[str]):
     path, default = row[0].strip("` "), row[1].strip("` ")
     real = option(path).get("default")
-    said = {"none": None, "[]": []}.get(default, default)
-    assert said == real
+    said: Any = {"none": None, "[]": [], "false": False, "1": 1}.get(default, default)
+    assert said == real and type(said) is type(real)
 
 
-def test_the_table_of_options_speaks_of_all_that_operators_ask_for():
-    said = {
-        row[0].strip("` ").split(".", 1)[1]
-        for row in table("Starting, and where a stream starts")[:-1]
-    }
+def test_the_tables_of_options_speak_of_all_that_operators_ask_for():
+    said = {row[0].strip("` ").split(".", 1)[-1] for row in OPTIONS}
     wanted = ["bootstrap"]
     wanted += [f"topics[].{name}" for name in (
         "defaultOffset", "partitionReadyTimeout", "offsetOutOfRange", "reconnect.initial",
         "reconnect.max", "cache.bytes", "cache.age", "isolation", "clockSkew", "partitioner",
     )]  # fmt: skip
-    wanted += ["with.history", "with.slowClient"]
+    wanted += [f"with.{name}" for name in ("history", "slowClient", "mode", "interval")]
+    wanted += ["with.compression", "workers", "limits.connections", "limits.perAddress"]
+    wanted += ["forwarded", "drainTimeout"]
     assert set(wanted) <= said
 
 
@@ -313,6 +322,44 @@ def test_every_reason_of_a_gap_is_in_the_table():
     assert {reason.value for reason in Reason} <= set(re.findall(r"`([\w-]+)`", gap[2]))
 
 
+def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
+    (end,) = [row for row in table("In the browser") if row[0] == "`snapshot-end`"]
+    told = encoder.snapshot_end(SnapshotEnd(("orders",), 1, (TP,)))
+    assert told.keys() <= set(re.findall(r"`(\w+)`", end[2]))
+
+
+def test_every_reason_of_an_end_is_in_the_table():
+    """Those that clients are told: not how sockets end streams of which nobody is to hear."""
+    kinds = r"\bended = (?:\w+\.ended or )?\(?|\.end\(|unavailable\(|^WAITED = |reason: str = "
+    source = "".join(path.read_text() for path in (ROOT / "gateway").glob("*/*.py"))
+    real = set(re.findall(rf'(?:{kinds})"([a-z-]+)"', source, re.M)) - {"closed"}
+    (end,) = [row for row in table("In the browser") if row[0] == "`end`"]
+    assert set(re.findall(r"`([\w-]+)`", end[2])) - {"reason"} == real
+    assert {"drain", "busy", "unsubscribed", "wait"} <= real
+
+
+def titles() -> Iterator[str]:
+    """Of all errors that a message over WebSocket may be answered with."""
+    makes = ("RequestError", "BadMessage")
+    beside = ("transport", "head", "discovery/__init__")  # of HTTP alone
+    apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
+    for path in {*ROOT.glob("gateway/**/*.py")} - apart:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes:
+                texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
+                yield from [text for text in texts if isinstance(text, str)][:1]
+    yield from ("Busy", "Idempotency key reused")
+
+
+def test_every_code_of_an_error_over_websocket_is_in_its_table():
+    rows = table("WebSocket", 1)
+    said = {code for row in rows for code in re.findall(r"`([a-z-]+)`", row[0])} - {"code", "error"}
+    real = {problems.code(RequestError(400, title, "")) for title in titles()} - {"foreign-origin"}
+    others = {"access-denied", "kafka-unavailable", "position-refused", "unauthorized"}
+    assert said == real | others | {"internal-error"}
+    assert {"busy", "draining"} <= real
+
+
 def test_the_phrases_to_grep_for_are_those_of_the_log():
     source = "".join(path.read_text() for path in (ROOT / "gateway" / "kafka").glob("*.py"))
     phrases = [row[0].strip("`") for row in table("When a partition is late") if " " in row[0]]
@@ -343,6 +390,14 @@ def test_the_sizes_of_ids_are_what_is_said():
         ("The gateway takes heads of 64 KB", GatewayProtocol.HEAD_BYTES == 1 << 16),
         ("takes nothing at all for 60 s is cut", GatewayProtocol.USER_TIMEOUT == 60),
         ("shared chunks (1 MiB a view)", ring() == 1 << 20),
+        ("those below 256 bytes not at all", gzip.WORTHWHILE == 256),
+        ("one below 256 bytes stays as it is", gzip.WORTHWHILE == 256),
+        ("spread by 10 %, more or less", routes.SPREAD == 0.1),
+        ("still there 10 s after `drainTimeout` is killed", workers.GRACE == 10),
+        (
+            "a socket has up to 100 of each",
+            (websocket.MOST_STREAMS, websocket.MOST_PRODUCES) == (100, 100),
+        ),
         ("at most 1,000 records", pages.RECORDS == 1000),
         ("ends beyond 1 MiB", pages.BYTES == 1 << 20),
         ("`?wait=` (up to `5m`)", query.LONGEST_WAIT == 300),
@@ -358,6 +413,61 @@ def test_a_fault_is_told_with_the_fields_that_the_table_names():
     (error,) = [row for row in table("In the browser") if row[0] == "`error`"]
     for field in re.findall(r"`(\w+)`", error[2]):
         assert field in encoder.fault(Fault(TP, 0, 0, 0, "access-denied"))
+
+
+def test_what_the_map_of_rooms_names_is_there():
+    rooms = re.findall(r"^\| \d \| (.*?) \| (.*) \| .*\|$", PAGES[1].read_text(), re.M)
+    assert len(rooms) == 8
+    seen = 0
+    for links, lives in rooms:
+        folders = [ROOT / "gateway" / link for link in re.findall(r"\]\((\w+)/\)", links)]
+        for name in re.findall(r"`(\w+)/?`", lives):
+            found = [list(folder.rglob(f"{name}.py")) for folder in folders]
+            found += [[folder / name] for folder in folders if (folder / name).is_dir()]
+            assert any(found), f"{links}: {name}"
+            seen += 1
+    assert seen > 100
+
+
+def test_a_round_goes_in_the_slices_that_are_said():
+    assert pump.SLICE == 0.004
+    assert "in slices of 4 ms" in " ".join(PAGES[1].read_text().split())
+
+
+@pytest.mark.needs("chromium")
+async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: EmbeddedKafka):
+    """The script and the configuration of the README, as they stand there."""
+    (script,) = [block for block in fenced(README, "js") if "snapshot-end" in block]
+    (text,) = [block for block in fenced(README, "yaml") if "mode: snapshot" in block]
+    servers = ",".join(embedded.bootstrap)
+    raw = YAML(typ="safe").load(text.replace("localhost:9092", servers))
+    embedded.create_topic("prices", 2)
+
+    def price(symbol: str, price: int) -> Sent:
+        value = json.dumps({"symbol": symbol, "price": price})
+        return Sent(value.encode(), symbol.encode())
+
+    def holds(**prices: int) -> str:
+        return f"return table() === {json.dumps(json.dumps(sorted(prices.items())))}"
+
+    await produce(embedded.bootstrap, "prices", [price("a", 1), price("b", 1), price("a", 2)])
+    hands = """
+        const sorted = () => [...table].map(([key, { price }]) => [key, price]).sort();
+        const python = (rows) => JSON.stringify(rows).replaceAll(",", ", ");
+        window.table = () => python(sorted());
+    """
+    show = "const show = (table) => { window.shown = table.size; };"
+    async with running_gateway({**raw, "listen": {"port": 0}}) as gateway, browser() as tab:
+        await tab.open(f"{gateway.base_url}/health/live")
+        await tab.run(show + script + hands)
+        await tab.until("return window.shown === 2")
+        await tab.until(holds(a=2, b=1))
+        await produce(embedded.bootstrap, "prices", [price("c", 1)])
+        await tab.until(holds(a=2, b=1, c=1))
+        await gateway.stop()
+        await produce(embedded.bootstrap, "prices", [price("a", 3), Sent(None, b"b")])
+        await gateway.start()
+        await tab.until(holds(a=3, c=1), within=60)  # `end` sends it away for up to 15 s
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 78, 130])
