@@ -180,6 +180,7 @@ class Client:
             self.herd.leave(self)
         self._hub.leave(self)
         self.subscription.close()
+        self._shared.was_left = True
         if self._lacks is not None:
             self._lacks.close()
 

@@ -50,6 +50,11 @@ class Leader(Client):
     def _mount(self) -> None:
         self._herd_of.arrive()
 
+    def forget(self) -> None:
+        """Its herd is let go: the channel may have nobody now."""
+        self.close()
+        self._shared.was_left = True
+
 
 class Herd:
     """The outlet of a leader, and who is sent what it gets. See the module."""
@@ -168,7 +173,7 @@ class Herd:
 
     def close(self) -> None:
         self.subscription.channel.followers.discard(self)
-        self.leader.close()
+        self.leader.forget()
 
     def _trim(self, *, keep: bool = True) -> None:
         """Drop what all have; for a while not, as long as there is room, for those to come."""

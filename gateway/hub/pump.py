@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 SLICE = 0.004  # seconds of a round without a turn for others
 STRIDE = 64  # writes from one look at the clock to the next
-REST = 4.0  # times what a round cost
-MOST_REST = 0.02  # seconds
+REST = 16.0  # times what a turn cost
+MOST_REST = 0.008  # seconds
 
 
 class Pace:

@@ -28,6 +28,7 @@ class SharedTail:
         self.tail = tail
         self.channels: dict[ChannelKey, Channel] = {}
         self.used = 0.0
+        self.was_left = False  # somebody went: a channel may have nobody
         self.refreshed_at = 0.0  # when readiness was looked at, by the loop's clock
         self.changed: set[asyncio.Future[None]] = set()
         self._named: dict[str, int] = {}
@@ -53,6 +54,9 @@ class SharedTail:
 
     def drop_left(self) -> list[Channel]:
         """Channels that nobody follows any more go; those that went."""
+        if not self.was_left:
+            return []
+        self.was_left = False
         left = [key for key, channel in self.channels.items() if not channel.followers]
         gone = [self.channels.pop(key) for key in left]
         for channel in gone:
