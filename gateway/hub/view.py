@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.filters import Filters
 from ..core.token import digest
@@ -16,6 +16,8 @@ class View:
     binary: what `value` does with bytes that are not text.
     fields: of the value that are shown, by JSON pointer; all of it where there are none.
     interval: seconds in which the latest of each key is sent; None for every record, at once.
+    digest: the same in every process, so that any replica can tell whether a token is of it. A
+            position is one of the view whatever its interval.
     """
 
     topics: tuple[str, ...]
@@ -24,10 +26,9 @@ class View:
     binary: Binary
     fields: tuple[str, ...] = ()
     interval: float | None = None
+    digest: bytes = field(init=False, compare=False)
 
-    @property
-    def digest(self) -> bytes:
-        """The same in every process, so that any replica can tell whether a token is of it. A
-        position is one of the view whatever its interval."""
+    def __post_init__(self) -> None:
         shown = (self.format, self.binary, self.fields)
-        return digest(repr((sorted(self.topics), self.filters, *shown)))
+        text = repr((sorted(self.topics), self.filters, *shown))
+        object.__setattr__(self, "digest", digest(text))

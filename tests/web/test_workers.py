@@ -85,6 +85,7 @@ async def supervised(
         }
     )
     sockets = bind_shared("127.0.0.1", 0, count)
+    before = set(psutil.Process().children())  # brokers of other tests, perhaps
     with private_folder() as folder:
         running = Running(Supervisor(settings, frozenset(), sockets, folder / "bus"), log)
         try:
@@ -92,7 +93,7 @@ async def supervised(
         finally:
             running.ended.cancel()
             await asyncio.gather(running.ended, return_exceptions=True)
-            assert not psutil.Process().children(), "a worker was left behind"
+            assert set(psutil.Process().children()) <= before, "a worker was left behind"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

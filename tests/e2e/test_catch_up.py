@@ -1,0 +1,116 @@
+"""Clients that come back at once, and records that come at once: shared reads, shared writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+
+import httpx
+import pytest
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, route, running_gateway
+from support.proxy import KafkaProxy
+from support.records import Sent, produce
+from support.until import until
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+CLIENTS = 30
+BEFORE, MISSED, LATER = 30, 900, 30
+PARTITIONS = 3
+PAD = b" " * 480
+WITHIN = 60.0  # s
+
+
+def numbered(numbers: Iterable[int]) -> list[Sent]:
+    return [Sent(b"%d" % n + PAD, None, n % PARTITIONS) for n in numbers]
+
+
+def values(client: RawClient) -> list[int]:
+    return [int(event["data"]) for event in client.events if event["event"] == "message"]
+
+
+def have(clients: list[RawClient], wanted: range) -> Callable[[], bool]:
+    return lambda: all(len(values(client)) >= len(wanted) for client in clients)
+
+
+async def position(gateway: Gateway, topic: str) -> str:
+    """Of a stream that has had everything up to now."""
+    url = f"{gateway.base_url}/events/{topic}?from=earliest&until=latest"
+    async with httpx.AsyncClient() as http:
+        answer = await http.get(url, headers={"Accept": "application/x-ndjson"})
+    *lines, last = answer.text.splitlines()
+    assert len(lines) == BEFORE
+    end: str = json.loads(last)["@end"]["position"]
+    return end
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["from memory", "after a restart"])
+async def test_who_comes_back_together_gets_everything_once_and_kafka_is_read_for_all(
+    kafka, topic, restarted: bool
+):
+    name = topic(PARTITIONS)
+    async with KafkaProxy.around(kafka.servers) as proxy, AsyncExitStack() as stack:
+        config = config_for(proxy.bootstrap, [name], [route(name, "value")])
+        gateway = await stack.enter_async_context(running_gateway(config))
+        await produce(kafka.bootstrap, name, numbered(range(BEFORE)))
+        token = await position(gateway, name)
+        await produce(kafka.bootstrap, name, numbered(range(BEFORE, BEFORE + MISSED)))
+        if restarted:
+            await gateway.restart()
+        else:
+            async with RawClient(f"{gateway.base_url}/events/{name}", last_event_id=token) as one:
+                await until(have([one], range(MISSED)), "the cache is warm", WITHIN)
+        before = sum(broker.to_client for broker in proxy.brokers)
+        opening = (
+            stack.enter_async_context(
+                RawClient(f"{gateway.base_url}/events/{name}", last_event_id=token)
+            )
+            for _ in range(CLIENTS)
+        )
+        clients = await asyncio.gather(*opening)
+        await until(have(clients, range(MISSED)), "all that was missed", WITHIN)
+        read = sum(broker.to_client for broker in proxy.brokers) - before
+        payload = MISSED * len(PAD)
+        assert read < (3 if restarted else 0.5) * payload, f"{read} bytes for {payload}"
+
+        end = BEFORE + MISSED + LATER
+        await produce(kafka.bootstrap, name, numbered(range(BEFORE + MISSED, end)))
+        await until(have(clients, range(MISSED + LATER)), "what came later", WITHIN)
+        for client in clients:
+            got = values(client)
+            assert sorted(got) == list(range(BEFORE, end))
+            for p in range(PARTITIONS):
+                of_one = [n for n in got if n % PARTITIONS == p]
+                assert of_one == sorted(of_one)
+
+
+async def test_records_that_come_together_go_out_in_a_few_chunks_to_every_client(
+    embedded: EmbeddedKafka,
+):
+    """Each event has its id all the same. A chunk of HTTP is what was written at once."""
+    embedded.create_topic("orders", PARTITIONS)
+    config = config_for(",".join(embedded.bootstrap), ["orders"], [route("orders", "value")])
+    async with running_gateway(config) as gateway, AsyncExitStack() as stack:
+        streams = [await _stream(stack, gateway) for _ in range(3)]
+        await produce(embedded.bootstrap, "orders", numbered(range(MISSED)))
+        for reader in streams:
+            chunks: list[bytes] = []
+            while sum(chunk.count(PAD) for chunk in chunks) < MISSED:
+                size = int(await reader.readline(), 16)
+                chunks.append((await reader.readexactly(size + 2))[:-2])
+            assert b"".join(chunks).count(b"\nid: ") == MISSED
+            assert len(chunks) < MISSED / 3
+
+
+async def _stream(stack: AsyncExitStack, gateway: Gateway) -> asyncio.StreamReader:
+    """Behind the head and the first chunk, which is the first block."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+    stack.callback(writer.close)
+    writer.write(b"GET /events/orders HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
+    await reader.readuntil(b"\r\n\r\n")
+    first = await reader.readexactly(int(await reader.readline(), 16) + 2)
+    assert first.startswith(b"retry:") and b"event: begin" in first
+    return reader
