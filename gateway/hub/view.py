@@ -26,7 +26,7 @@ class View:
     binary: Binary
     fields: tuple[str, ...] = ()
     interval: float | None = None
-    digest: bytes = field(init=False, compare=False)
+    digest: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         shown = (self.format, self.binary, self.fields)
