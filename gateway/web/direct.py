@@ -20,6 +20,37 @@ def framed(wire: Wire, scope: Scope) -> Wire:
     return Framed(wire) if is_offered(scope) else wire
 
 
+async def answered(
+    client: Client,
+    wire: Wire,
+    opened: Callable[[Wire], Awaitable[Client]],
+    plain: Callable[[Client], Answer],
+    headers: Mapping[str, str],
+) -> Answer:
+    """The stream of a client, once its BEGIN is due: as a `DirectResponse` if `wire` is `Framed`.
+
+    opened: makes another client of the same request. plain: the answer by ASGI.
+    """
+    await _begun(client)
+    if not isinstance(wire, Framed):
+        return plain(client)
+
+    async def otherwise() -> Answer:
+        return plain(await _begun(await opened(wire.wire)))
+
+    return DirectResponse(client, otherwise, headers)
+
+
+async def _begun(client: Client) -> Client:
+    """Once its BEGIN is due; closed if nobody waits for that any more."""
+    try:
+        await client.ready()
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
 def is_offered(scope: Scope) -> bool:
     return TAKEOVER in scope.get("extensions", {}) and scope.get("http_version") == "1.1"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
@@ -16,10 +17,10 @@ from ..hub.client import Client
 from ..hub.lines import Ndjson
 from . import query
 from .accept import NO, preference
-from .direct import DirectResponse, framed
+from .direct import Answer, answered, framed
 from .encoding import encoded, whole
 from .routes import Match, Routes
-from .sse import HEADERS, begun
+from .sse import HEADERS
 
 NAMES = ("application/x-ndjson", "application/jsonl", "application/ndjson")
 MEDIA_TYPE = "application/x-ndjson; charset=utf-8"
@@ -53,7 +54,7 @@ class LinesResponse(StreamingResponse):
             self._close()
 
 
-async def respond(routes: Routes, match: Match, request: Request) -> Response | DirectResponse:
+async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     """The stream, once BEGIN is due, or a page. Raises RequestError, TokenError, KafkaError."""
     lines, wait = Ndjson(query.positions(request)), query.wait(request)
     stream, coding = encoded(lines, match.route, request)
@@ -65,15 +66,12 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response | 
     if wait is not None:
         return await _page(request, match, client, lines, wait)
     headers = HEADERS | coding
-    await begun(client)
-    if wire is stream:
+
+    def plain(client: Client) -> Answer:
         return LinesResponse(client.stream(), client.close, headers)
 
-    async def otherwise() -> Response:
-        again = await begun(await routes.open(match, request, stream))
-        return LinesResponse(again.stream(), again.close, headers)
-
-    return DirectResponse(client, otherwise, {**headers, "Content-Type": MEDIA_TYPE})
+    opened, typed = partial(routes.open, match, request), {**headers, "Content-Type": MEDIA_TYPE}
+    return await answered(client, wire, opened, plain, typed)
 
 
 async def _page(

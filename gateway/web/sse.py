@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from sse_starlette import EventSourceResponse
@@ -15,10 +16,9 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import AccessDenied, KafkaError, UnknownTopic
 from ..hub.client import Client
 from ..hub.encoder import Sse, control
-from ..hub.framed import Framed
 from ..wire import sse
 from . import query
-from .direct import DirectResponse, framed
+from .direct import Answer, answered, framed
 from .encoding import encoded
 from .routes import Match, Routes
 
@@ -58,12 +58,13 @@ class StreamResponse(EventSourceResponse):
         await send(message)
 
 
-async def respond(routes: Routes, match: Match, request: Request) -> Response | DirectResponse:
+async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     """The stream, once BEGIN is due. Raises RequestError, TokenError and KafkaError."""
     events, coding = encoded(Sse(), match.route, request)
     wire, headers = framed(events, request.scope), HEADERS | coding
+    opened = partial(routes.open, match, request)
     try:
-        client = await routes.open(match, request, wire)
+        client = await opened(wire)
     except (UnknownTopic, AccessDenied):
         raise
     except KafkaError:
@@ -73,25 +74,12 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response | 
     if request.method == "HEAD":
         client.close()
         return Response(headers=HEADERS, media_type="text/event-stream")
-    await begun(client)
-    if not isinstance(wire, Framed):
+
+    def plain(client: Client) -> Answer:
         return StreamResponse(client.stream(), client.close, headers)
 
-    async def otherwise() -> Response:
-        again = await begun(await routes.open(match, request, events))
-        return StreamResponse(again.stream(), again.close, headers)
-
-    return DirectResponse(client, otherwise, {**headers, "Content-Type": MEDIA_TYPE})
-
-
-async def begun(client: Client) -> Client:
-    """Once its BEGIN is due; closed if nobody waits for that any more."""
-    try:
-        await client.ready()
-    except BaseException:
-        client.close()
-        raise
-    return client
+    typed = {**headers, "Content-Type": MEDIA_TYPE}
+    return await answered(client, wire, opened, plain, typed)
 
 
 def unavailable(reason: str) -> Response:

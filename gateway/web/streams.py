@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from . import ndjson, query, sse, websocket
-from .direct import DirectResponse
+from .direct import Answer
 from .limits import Busy
 from .routes import Match, Routes
 
@@ -29,7 +29,7 @@ class Streams:
             return
         request = Request(scope, receive)
         match = self._routes.match(path_of(scope))
-        response: Response | DirectResponse
+        response: Answer
         if request.method == "OPTIONS":
             response = Response(status_code=204, headers=ALLOW)
         elif request.method in ("GET", "HEAD"):
@@ -38,7 +38,7 @@ class Streams:
             raise HTTPException(405, headers=ALLOW)
         await response(scope, receive, send)
 
-    async def _respond(self, request: Request, match: Match) -> Response | DirectResponse:
+    async def _respond(self, request: Request, match: Match) -> Answer:
         await self._routes.check(match, request)
         try:
             if ndjson.is_asked(request):
