@@ -157,11 +157,13 @@ class Alone:
 
     def fall(self, position: Position) -> None:
         """Go on from here, and leave out what the client's policy says."""
-        parted = self._part(position)
+        self._leave_out(self._part(position))
+
+    def _leave_out(self, tps: set[TopicPartition]) -> None:
         if self._sub.slow is SlowClient.SKIP:
-            self._skipped |= parted
+            self._skipped |= tps
         elif self._sub.slow is SlowClient.CONFLATE:
-            self._conflated |= parted
+            self._conflated |= tps
 
     def conflate(self, tps: Iterable[TopicPartition]) -> None:
         """Until it rides with these, it is sent the latest of each key."""
@@ -258,11 +260,8 @@ class Alone:
             return
         if sub.slow is SlowClient.DISCONNECT:
             sub.ended = "slow"
-        elif sub.slow is SlowClient.CONFLATE:
-            self._conflated |= self._short
-            self._short = set()
         else:
-            self._skipped |= self._short
+            self._leave_out(self._short)
             self._short = set()
 
     def _own_all(self) -> None:

@@ -276,11 +276,9 @@ class Subscription:
 
     def writer(self, own: Mapping[TopicPartition, Place] | None = None) -> TokenWriter:
         """Ids from where it stands, or from these places on, where they are of the head."""
-        channel, tail = self.channel, self.channel.tail
-        places = self.own if own is None else own
-        if own is None and self.cursor != channel.head:
-            places = {**tail.position_before(channel.chunk(self.cursor).turn), **places}
-        writer = tail.writer(places)
+        if own is None:
+            own = self.own if self.cursor == self.channel.head else self.places()
+        writer = self.channel.tail.writer(own)
         if self.since is not None and any(place.pending for place in self.own.values()):
             writer.issue(self.since)
         return writer

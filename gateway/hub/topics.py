@@ -128,15 +128,17 @@ class Topics:
         known = self.cluster.topic(name)
         if known is None or known.error or not self._is_open(name):
             return False
-        return not all(feed.reading.cause is Cause.DENIED for feed in self.feeds.by_topic[name])
+        return not self._is_denied(name)
+
+    def _is_denied(self, name: str) -> bool:
+        return all(feed.reading.cause is Cause.DENIED for feed in self.feeds.by_topic[name])
 
     async def _check_known(self, name: str) -> None:
         """A topic that is being read may have been deleted or forbidden since."""
         known = self.cluster.topic(name)
         if known is not None and known.error not in (0, DENIED):
             await self.cluster.describe(name)
-        denied = all(feed.reading.cause is Cause.DENIED for feed in self.feeds.by_topic[name])
-        if denied or (known is not None and known.error == DENIED):
+        if self._is_denied(name) or (known is not None and known.error == DENIED):
             raise AccessDenied(
                 f"the gateway may not read {name}; allow it DESCRIBE and READ", topic=name
             )
