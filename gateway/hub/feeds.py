@@ -58,7 +58,7 @@ class Feeds:
         self.by_partition: dict[TopicPartition, Feed] = {}
         self.by_topic: dict[str, list[Feed]] = {}
         self._pace = pace or Pace()
-        self.fetcher = Fetcher(cluster, self._deliver, rest=lambda: self._pace.rest)
+        self.fetcher = Fetcher(cluster, self._deliver, pause=self._pace.pause)
         self._topic = topic
         self._tails: dict[str, set[SharedTail]] = {}
         self._transformers: dict[str, Transformer] = {}

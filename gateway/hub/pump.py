@@ -40,6 +40,16 @@ class Pace:
         """Seconds."""
         return max(0.0, self._until - self._now())
 
+    async def pause(self) -> None:
+        """Let what was just handed over be published and written, and the rest after that be over.
+        Whoever asks Kafka only then hands over what goes out at once: asked for during the rest,
+        it would wait here until the rest is over (2,000 clients on keys of their own, 4,000
+        records a second: p50 6 ms, not 14)."""
+        await asyncio.sleep(0)  # its turn
+        await asyncio.sleep(0)  # its round
+        while (rest := self.rest) > 0:
+            await asyncio.sleep(rest)
+
     def spent(self, seconds: float) -> None:
         now = self._now()
         self._until = min(now + MOST_REST, max(now, self._until) + REST * seconds)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from gateway.core.reading import EpochEnd, Fetch, ListOffset, Reading, Todo
@@ -31,14 +31,18 @@ MOCK_WAIT = 0.01  # seconds
 _UNKNOWN = (3, 17)
 
 
+async def _no_pause() -> None:
+    pass
+
+
 class Fetcher:
     """Reads partitions until they are dropped; one reading per partition.
 
     deliver:  called with what a reading brought, in order, in the loop.
     role:     which of the shared connections it uses.
     max_wait: seconds that a broker may hold a fetch back.
-    rest:     seconds to the next fetch, from now: whoever takes records in rounds has more of
-              them for the same price if they come together.
+    pause:    awaited before the next fetch of a broker: whoever takes records in rounds has
+              more of them for the same price if they come together.
     """
 
     def __init__(
@@ -48,11 +52,11 @@ class Fetcher:
         *,
         role: Role = Role.TAIL,
         max_wait: float = 0.5,
-        rest: Callable[[], float] = lambda: 0.0,
+        pause: Callable[[], Awaitable[None]] = _no_pause,
     ) -> None:
         self.cluster = cluster
         self.jobs: dict[TopicPartition, Job] = {}
-        self.rest = rest
+        self.pause = pause
         self._max_wait = max_wait
         self.now = asyncio.get_running_loop().time
         self._arrived_at = float("-inf")

@@ -93,9 +93,7 @@ class Lane:
                     some = [job for job in jobs if job.isolation == isolation]
                     await self._round(some, mixed=len(isolations) > 1)
                 self.busy = False
-                rest = self._fetcher.rest()
-                if rest > 0:
-                    await asyncio.sleep(rest)
+                await self._fetcher.pause()
             else:
                 await self._idle(now)
 
