@@ -106,17 +106,18 @@ def create_app(
         *discovery.routes(settings, home=None if home is None else _page(home)),
         *(_served(path, file) for path, file in files.items()),
     ]
-    middleware = cors(settings.listen.access_control)
+    limits = Limits(settings.listen.limits, bus)
+    streams = Routes(gateway.hub, settings, access, limits)
+    middleware = [
+        *cors(settings.listen.access_control), Middleware(Streams, routes=streams, pages=routes)
+    ]  # fmt: skip
     app = Application(
         gateway, [bus.run, *startup], routes=routes, middleware=middleware,
         exception_handlers=HANDLERS,
     )  # fmt: skip
-    app.state.bus = bus
+    app.state.bus, app.state.limits = bus, limits
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
-    # not a Mount: it would hide the 405 of the others
-    app.state.limits = limits = Limits(settings.listen.limits, bus)
-    app.router.default = Streams(Routes(gateway.hub, settings, access, limits))
     return app
 
 
