@@ -7,6 +7,7 @@ import math
 import signal
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -119,13 +120,14 @@ def measure(run: Run, cells: Plan, ends: float = math.inf) -> bool:
             bar.update(task, description=f"{work:10} {peer.name:14}")
             bar.refresh()
             try:
-                cell = one(kafka, work, peer)
+                cell = one(kafka, work, peer, run.pace(work, peer.name))
             except KeyboardInterrupt:
                 err.print("interrupted; the same command goes on from here")
                 failed += 1
                 break
-            except Exception:
+            except Exception as error:
                 failed += 1
+                run.failed[f"{work} {peer.name}"] = repr(error)
                 err.print(f"[red]{work} {peer.name} failed[/]\n{traceback.format_exc()}")
             else:
                 run.add(work, peer.name, cell)
@@ -138,11 +140,16 @@ def measure(run: Run, cells: Plan, ends: float = math.inf) -> bool:
     return not failed
 
 
-def one(kafka: RealKafka, work: str, peer: Peer) -> Cell:
+def one(kafka: RealKafka, work: str, peer: Peer, pace: Mapping[str, float] | None = None) -> Cell:
+    """pace: see `catalog.work_of`."""
     began = time.monotonic()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        cell = runner.run(catalog.WORKS[work](kafka, peer))
-    kafka.forget_topics()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            cell: Cell = runner.run(catalog.work_of(work, peer, pace or {})(kafka, peer))
+    finally:
+        kafka.forget_topics()
+    if not cell.rows:
+        raise RuntimeError("; ".join(cell.notes))
     cell.seconds = time.monotonic() - began
     return cell
 

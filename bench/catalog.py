@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from .feed import Wire
-from .kafka import Kafka
 from .peers.by_hand import ByHand
 from .peers.centrifugo import Centrifugo
 from .peers.nchan import Nchan
@@ -17,15 +16,16 @@ from .peers.raw import Raw
 from .works import broadcast, catchup, deflate, first, idle, loop, pace, partitions, storm
 from .works.work import Cell
 
-Work: TypeAlias = Callable[[Kafka, Peer], Coroutine[Any, Any, Cell]]
+Work: TypeAlias = Callable[..., Coroutine[Any, Any, Cell]]  # of a Kafka and a peer
 
+# The gateway is first: it sets the pace at which the bare loops go a second time.
 PEERS: Sequence[Peer] = (
+    Ours(Wire.SSE),
+    Ours(Wire.WS),
     Raw(Wire.SSE),
     Raw(Wire.WS),
     Raw(Wire.SSE, compiled=True),
     Raw(Wire.WS, compiled=True),
-    Ours(Wire.SSE),
-    Ours(Wire.WS),
     ByHand("each"),
     ByHand("shared"),
     Nchan(Wire.SSE),
@@ -35,12 +35,12 @@ PEERS: Sequence[Peer] = (
 )
 
 WORKS: Mapping[str, Work] = {
-    "broadcast": partial(broadcast.run, size=broadcast.Size(seconds=0.8)),
-    "joined": partial(broadcast.run, size=broadcast.Size(joined=10, seconds=0.6)),
-    "lat": partial(pace.run, size=pace.Size(seconds=1.6, repeats=5)),
-    "sat": partial(pace.run, size=pace.Size(rate=2000, seconds=1.5, timed=10, repeats=5)),
+    "broadcast": partial(broadcast.run, size=broadcast.Size(seconds=0.5)),
+    "joined": partial(broadcast.run, size=broadcast.Size(joined=10, seconds=0.4)),
+    "lat": partial(pace.run, size=pace.Size(seconds=1.5, repeats=5)),
+    "sat": partial(pace.run, size=pace.Size(rate=2000, seconds=1.2, timed=10, repeats=5)),
     "keys": partial(
-        pace.run, size=pace.Size(clients=2000, keys=True, rate=4000, seconds=2.0, repeats=3)
+        pace.run, size=pace.Size(clients=2000, keys=True, rate=4000, seconds=1.2, repeats=5)
     ),
     "catchup": partial(catchup.run, size=catchup.Size()),
     "storm": partial(storm.run, size=storm.Size()),
@@ -54,3 +54,10 @@ WORKS: Mapping[str, Work] = {
     "deflate": partial(deflate.run, size=deflate.Size()),
     "loop": partial(loop.run, size=loop.Size()),
 }
+
+
+def work_of(name: str, peer: Peer, pace: Mapping[str, float]) -> Work:
+    """A work as this peer does it. pace: rounds a second by case, for who has no Kafka before it
+    that would set one."""
+    paced = name in ("broadcast", "joined") and isinstance(peer, Raw)
+    return partial(WORKS[name], pace=pace) if paced else WORKS[name]

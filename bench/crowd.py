@@ -24,7 +24,7 @@ class Counting(asyncio.Protocol):
 
     __slots__ = (
         "asked_at", "crowd", "first_at", "got", "greeting", "half", "opened", "opened_at",
-        "opening", "request", "timed", "transport",
+        "opening", "request", "socket", "timed", "transport",
     )  # fmt: skip
 
     def __init__(self, crowd: Crowd, request: bytes, greeting: bytes, timed: bool) -> None:
@@ -32,6 +32,7 @@ class Counting(asyncio.Protocol):
         self.request = request
         self.greeting = greeting
         self.timed = timed
+        self.socket = b"Upgrade: websocket" in request
         self.got = 0
         self.half = b""
         self.opening: bytes | None = b""
@@ -53,7 +54,7 @@ class Counting(asyncio.Protocol):
             self.half = b""
         if data[-1] in b'"~':
             self.half = data[-2:]
-        if data[0] == _PING and len(data) < 128:
+        if data[0] == _PING and len(data) < 128 and self.socket:
             self.transport.write(_PONG)
         crowd.bytes += len(data)
         if count:
@@ -100,6 +101,9 @@ class Crowd:
 
     def __len__(self) -> int:
         return len(self.clients)
+
+    def count(self) -> int:
+        return self.got
 
     async def __aenter__(self) -> Self:
         return self

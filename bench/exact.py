@@ -10,7 +10,7 @@ import asyncio
 import re
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from .crowd import PATIENCE, PIPES
@@ -29,7 +29,8 @@ _PING, _PONG = 9, b"\x8a\x80\0\0\0\0"
 class Exact:
     """What one client has, over all of its connections.
 
-    token: of the last event. twice: records that came again. damaged: those that were not whole.
+    token: of the last event. ids: how many events had one. bytes: behind the answer's head.
+    twice: records that came again. damaged: those that were not whole.
     `expect` says which records make it whole, and live: `done_at` is when it was both.
     """
 
@@ -37,7 +38,9 @@ class Exact:
         self.wire = wire
         self.token = b""
         self.seen = bytearray()
-        self.got = self.twice = self.damaged = 0
+        self.got = self.twice = self.damaged = self.ids = self.bytes = 0
+        self.compressed = False  # something came so
+        self.broken = ""  # why the connection ended that was not cut
         self.done_at = 0.0
         self._first = self._end = 1 << 62
         self._left = 0
@@ -74,11 +77,21 @@ class Exact:
         if live and not self._left and not self.done_at:
             self.done_at = time.monotonic()
 
+    def has(self, count: int) -> bool:
+        """Raises ConnectionError if no more will come."""
+        if self.got < count and self.broken:
+            raise ConnectionError(self.broken)
+        return self.got >= count
+
     def cut(self) -> None:
         if self.connection is not None:
             self.connection.transport.abort()
             self.connection.client = None
             self.connection = None
+
+
+def received(clients: Iterable[Exact]) -> int:
+    return sum(client.got for client in clients)
 
 
 class Connection(asyncio.Protocol):
@@ -90,9 +103,7 @@ class Connection(asyncio.Protocol):
         self.rest = b""
         self.text = b""
         self.chunked = False
-        self.received = 0  # bytes behind the head
         self.gzip: zlib._Decompress | None = None
-        self.compressed = False  # something came so
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -101,6 +112,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.opened.done():
             self.opened.set_exception(ConnectionError(f"no stream: {self.head!r}"))
+        if self.client is not None:
+            self.client.broken = f"the server closed, {exc!r}"
 
     def data_received(self, data: bytes) -> None:
         client = self.client
@@ -118,14 +131,14 @@ class Connection(asyncio.Protocol):
             if b"\r\ncontent-encoding: gzip" in head.lower():
                 self.gzip = zlib.decompressobj(31)
             self.opened.set_result(None)
-        self.received += len(data)
+        client.bytes += len(data)
         if client.wire is Wire.WS:
             self._frames(client, self.rest + data)
             return
         if self.chunked:
             data = self._dechunked(self.rest + data)
         if self.gzip is not None and data:
-            self.compressed = True
+            client.compressed = True
             data = self.gzip.decompress(data)
         self._events(client, data)
 
@@ -150,6 +163,7 @@ class Connection(asyncio.Protocol):
         whole, self.text = text[:end], text[end:]
         numbers = _EVENT.findall(whole)
         client.damaged += whole.count(MARK) - len(numbers)
+        client.ids += whole.count(b"\nid:")
         if last := _ID.search(whole, max(0, whole.rfind(b"\nid:"))):
             client.token = last[1]
         client.note(numbers)
@@ -167,7 +181,7 @@ class Connection(asyncio.Protocol):
                 break
             payload = data[body : body + size]
             if first & 0x40:  # RFC 7692 7.2.2; every message by itself
-                self.compressed = True
+                client.compressed = True
                 payload = zlib.decompressobj(-15).decompress(payload + b"\0\0\xff\xff")
             self._message(client, first & 15, payload)
             at = body + size
@@ -181,6 +195,7 @@ class Connection(asyncio.Protocol):
         client.damaged += payload.count(MARK) - len(numbers)
         if position := _POSITION.search(payload, max(0, payload.rfind(b'"position":'))):
             client.token = position[1]
+            client.ids += 1
         client.note(numbers)
 
 

@@ -155,11 +155,19 @@ class RawFeed:
         return seal(self._token.text(), self._view)
 
 
-async def steadily(feed: Feed, rate: float, seconds: float, keys: int = 0, joined: int = 1) -> None:
-    """`rate` records a second, so many at once; with `keys` each has another client's key."""
-    began, n = time.monotonic(), 0
+async def steadily(
+    feed: Feed, rate: float, seconds: float, keys: int = 0, joined: int = 1
+) -> float:
+    """`rate` records a second, so many at once; with `keys` each has another client's key.
+
+    What is due is sent every `POLL` (and the loop's own millisecond): above 1,000 a second in
+    small bursts. The seconds that the latest of all was late by.
+    """
+    began, n, late = time.monotonic(), 0, 0.0
     while (now := time.monotonic() - began) < seconds:
+        late = max(late, now - n / rate)
         while n < now * rate:
             feed.send(joined, key=n % keys if keys else None)
             n += joined
         await asyncio.sleep(POLL)
+    return late

@@ -70,14 +70,17 @@ def _lines(run: Run, goal: Goal) -> Iterator[str]:
         for row in cell.rows if cell else ():
             if row.what == goal.what and row.case.startswith(goal.case):
                 value = run.ratio(goal.work, peer, row) if goal.of_raw else row.value
+                paced = run.ratio(goal.work, peer, row, paced=True) if goal.of_raw else None
                 if value is not None:
-                    yield _line(goal, peer, row, value)
+                    beside = "" if paced is None else f" ({rounded(paced)} of raw, paced)"
+                    yield _line(goal, peer, row, value, beside)
 
 
-def _line(goal: Goal, peer: str, row: Row, value: float) -> str:
+def _line(goal: Goal, peer: str, row: Row, value: float, beside: str) -> str:
     met = value >= goal.bound if goal.least else value <= goal.bound
     sign = "at least" if goal.least else "at most"
     unit = "of raw" if goal.of_raw else row.unit
     bound = f"{sign} {rounded(goal.bound)} {unit}"
-    cells = (goal.work, row.case, peer, row.what, bound, rounded(value), "met" if met else "**no**")
+    found = rounded(value) + beside
+    cells = (goal.work, row.case, peer, row.what, bound, found, "met" if met else "**no**")
     return "| " + " | ".join(cells) + " |"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from .works.work import RATED, Cell, Row
+from .works.work import PACED, RATED, ROUNDS, Cell, Row
 
 FORMAT = "%Y-%m-%dT%H%M%SZ"
 
@@ -25,6 +25,7 @@ class Run:
     """facts: the machine and the versions. asked: works and peers, by name.
 
     cells: by work and peer. absent: peers that could not take part, and what they lack.
+    failed: works and peers (`lat raw-sse`) that were tried in vain, and why.
     """
 
     folder: Path | None
@@ -32,6 +33,7 @@ class Run:
     asked: dict[str, list[str]]
     finished: bool = False
     absent: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
 
     @classmethod
@@ -48,10 +50,10 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         told = json.loads((folder / "run.json").read_text())
-        run = cls(folder, told["facts"], told["asked"], told["finished"], told["absent"])
+        run = cls(folder, **told)
         for each in _whole_lines(folder / "cells.jsonl"):
             rows = [Row(*row) for row in each["rows"]]
-            run.cells[each["work"], each["peer"]] = Cell(rows, each["notes"])
+            run.cells[each["work"], each["peer"]] = Cell(rows, each["notes"], each["seconds"])
         return run
 
     @classmethod
@@ -63,27 +65,40 @@ class Run:
                 return None if run.finished else run
         return None
 
-    def ratio(self, work: str, peer: str, row: Row) -> float | None:
-        """A rate as a share of the raw loop's on the same wire, in the same work and case."""
-        raw = self.cells.get((work, "raw-" + peer.rpartition("-")[2]))
+    def ratio(self, work: str, peer: str, row: Row, paced: bool = False) -> float | None:
+        """A rate as a share of the raw loop's on the same wire, in the same work and case.
+
+        paced: of what the loop reached at the gateway's pace, instead of back to back."""
+        raw = self.cells.get((work, "raw-" + _wire(peer)))
         if row.what not in RATED or raw is None:
             return None
-        same = [r.value for r in raw.rows if (r.case, r.what) == (row.case, row.what)]
+        case = row.case.removesuffix(PACED) + (PACED if paced else "")
+        same = [r.value for r in raw.rows if (r.case, r.what) == (case, row.what)]
         return row.value / same[0] if same else None
+
+    def pace(self, work: str, peer: str) -> dict[str, float]:
+        """Rounds a second of the gateway on the same wire, by case; empty if it had none."""
+        ours = self.cells.get((work, "gateway-" + _wire(peer)))
+        return {row.case: row.value for row in ours.rows if row.what == ROUNDS} if ours else {}
 
     def save(self) -> None:
         if self.folder is None:
             return
         told = asdict(self)
-        kept = {name: told[name] for name in ("facts", "asked", "finished", "absent")}
+        kept = {name: told[name] for name in ("facts", "asked", "finished", "absent", "failed")}
         (self.folder / "run.json").write_text(json.dumps(kept, indent=1) + "\n")
 
     def add(self, work: str, peer: str, cell: Cell) -> None:
         self.cells[work, peer] = cell
+        self.failed.pop(f"{work} {peer}", None)
         if self.folder is not None:
-            line = {"work": work, "peer": peer, "rows": cell.rows, "notes": cell.notes}
+            line = {"work": work, "peer": peer, **vars(cell)}
             with (self.folder / "cells.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
+
+
+def _wire(peer: str) -> str:
+    return peer.rpartition("-")[2]
 
 
 def _whole_lines(file: Path) -> Iterator[dict[str, Any]]:

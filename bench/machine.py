@@ -12,13 +12,13 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-TICK = 1 / os.sysconf("SC_CLK_TCK")  # s; CPU time is told in these
+LEAST = 1e-6  # s of CPU, so that all can be divided by it
 
 
 def _cores() -> tuple[int | None, int | None]:
@@ -54,9 +54,20 @@ def family(pid: int) -> list[psutil.Process]:
 
 def cpu(pid: int) -> float:
     """Seconds of user and system time of a process and its children, ended ones included."""
-    used = [process.cpu_times() for process in family(pid)]
-    ended = used[0].children_user + used[0].children_system
-    return float(ended + sum(each.user + each.system for each in used))
+    parent, *children = family(pid)
+    ended = parent.cpu_times()
+    used = sum(_clock(each) for each in (parent, *children))
+    return float(ended.children_user + ended.children_system + used)
+
+
+def _clock(process: psutil.Process) -> float:
+    """To the nanosecond: /proc tells CPU time in ticks of 10 ms, 2 % of half a second's work."""
+    if sys.platform == "linux":
+        with suppress(OSError):  # it has just ended
+            return time.clock_gettime((~process.pid << 3) | 2)  # clock_getcpuclockid(3)
+        return 0.0
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def pss(pid: int) -> int:
@@ -92,7 +103,7 @@ def cost(pid: int) -> Iterator[Cost]:
     found = zip(_look(pid), before, strict=True)
     wall, used, client, family, server, clients = (after - then for after, then in found)
     ours = family - used
-    spent.wall, spent.cpu, spent.client, spent.ours = wall, max(TICK, used), client, ours
+    spent.wall, spent.cpu, spent.client, spent.ours = wall, max(LEAST, used), client, ours
     if SERVER is not None:
         spent.others = max(0.0, server - used) / wall, max(0.0, clients - ours) / wall
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .journal import Run
-from .works.work import PER_CPU, Row
+from .works.work import PACED, PER_CPU, Row
 
+RAW = ("raw-sse", "raw-ws")
 BARS = ("broadcast", "joined", "lat", "sat", "keys")
 COLOURS = {
     "raw": "#9aa0a6", "c": "#5f6368", "gateway": "#1a73e8", "each": "#f6aea9",
@@ -83,8 +84,9 @@ def _rates(run: Run) -> Any:
     found = []
     for work in BARS:
         rows = list(_rows(run, work, PER_CPU))
-        for case in dict.fromkeys(row.case for _, row in rows):
+        for case in dict.fromkeys(row.case.removesuffix(PACED) for _, row in rows):
             same = [(peer, row) for peer, row in rows if row.case == case]
+            same += [(peer + PACED, row) for peer, row in rows if row.case == case + PACED]
             found.append((f"{work}, {case}\n{PER_CPU}", same))
     if not found:
         return None
@@ -92,7 +94,7 @@ def _rates(run: Run) -> Any:
     for axes, (title, rows) in zip(panels, found, strict=True):
         _bars(axes, title, rows)
         axes.axvline(
-            max((row.value for peer, row in rows if peer.startswith("raw-")), default=0),
+            max((row.value for peer, row in rows if peer in RAW), default=0),
             color=COLOURS["raw"], linestyle=":",
         )  # fmt: skip
     return figure

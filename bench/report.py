@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from typing import Any
 
 from .goals import judged
 from .journal import Run
 from .results import rounded
-from .works.work import RATED, Cell, Row
+from .works.work import PACED, RATED, Cell, Row
 
-COLUMNS = ("work", "case", "peer", "what", "value", "unit", "low", "high", "n", "of raw")
+COLUMNS = ("work", "case", "peer", "what", "value", "unit", "low", "high", "n")
+SHARES = {"of raw": False, "of raw, paced": True}  # and whether of the paced raw loop
 
 
 def as_csv(run: Run) -> str:
     out = StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    writer.writerow((*COLUMNS, *SHARES))
     for work, peer, row in _rows(run):
-        share = run.ratio(work, peer, row)
-        told = "" if share is None else f"{share:.3f}"
+        shares = [_told(run.ratio(work, peer, row, paced), 3) for paced in SHARES.values()]
         numbers = row.unit, f"{row.low:.6g}", f"{row.high:.6g}", row.n
-        writer.writerow((work, row.case, peer, row.what, f"{row.value:.6g}", *numbers, told))
+        writer.writerow((work, row.case, peer, row.what, f"{row.value:.6g}", *numbers, *shares))
     return out.getvalue()
 
 
@@ -34,6 +34,8 @@ def as_markdown(run: Run) -> str:
         lines += ["Not finished: the same command goes on with it.", ""]
     for peer, lacks in run.absent.items():
         lines.append(f"- {peer}: absent, it needs {lacks}")
+    for cell, why in run.failed.items():
+        lines.append(f"- {cell}: failed, {why}")
     lines += ["", *judged(run)]
     works = dict.fromkeys(work for work, _ in run.cells)
     for work in works:
@@ -43,27 +45,41 @@ def as_markdown(run: Run) -> str:
 
 
 def _table(run: Run, work: str, cells: Mapping[str, Cell]) -> Iterator[str]:
-    columns = list(dict.fromkeys((r.what, r.unit) for c in cells.values() for r in c.rows))
-    rated = any(what in RATED for what, _ in columns)
-    heads = ["case", "peer", *(f"{what}, {unit}" for what, unit in columns)]
-    if rated:
-        heads.insert(3, "of raw")
+    rows = [row for cell in cells.values() for row in cell.rows]
+    columns = list(dict.fromkeys((row.what, row.unit) for row in rows))
+    ratios = _ratios(rows)
+    heads = [f"{what}, {unit}" if unit else what for what, unit in columns]
+    heads = ["case", "peer", heads[0], *ratios, *heads[1:]]
     yield "| " + " | ".join(heads) + " |"
     yield "|---|---|" + "---:|" * (len(heads) - 2)
-    cases = dict.fromkeys(row.case for cell in cells.values() for row in cell.rows)
-    for case in cases:
+    for case in _cases(rows):
         for peer, cell in cells.items():
             found = {row.what: row for row in cell.rows if row.case == case}
             if found:
                 shown = [rounded(found[w].value) if w in found else "" for w, _ in columns]
-                if rated:
-                    first = found.get(columns[0][0])
-                    share = run.ratio(work, peer, first) if first else None
-                    shown.insert(1, "" if share is None else f"{share:.2f}")
+                first = found.get(columns[0][0])
+                for paced in ratios.values():
+                    share = run.ratio(work, peer, first, paced) if first else None
+                    shown.insert(1 + paced, _told(share, 2))
                 yield f"| {case} | {peer} | " + " | ".join(shown) + " |"
     notes = [f"- {peer}: {note}" for peer, cell in cells.items() for note in cell.notes]
-    if notes:
-        yield from ("", *notes)
+    yield from ("", *notes, f"- {sum(cell.seconds for cell in cells.values()):.0f} s in all")
+
+
+def _ratios(rows: Sequence[Row]) -> dict[str, bool]:
+    """Those of `SHARES` that a work has."""
+    shown = any(row.what in RATED for row in rows), any(PACED in row.case for row in rows)
+    return {name: paced for name, paced in SHARES.items() if shown[paced]}
+
+
+def _cases(rows: Sequence[Row]) -> Iterator[str]:
+    """What is paced stands behind what is not."""
+    for case in dict.fromkeys(row.case.removesuffix(PACED) for row in rows):
+        yield from (case, case + PACED)
+
+
+def _told(share: float | None, digits: int) -> str:
+    return "" if share is None else f"{share:.{digits}f}"
 
 
 def _rows(run: Run) -> Iterator[tuple[str, str, Row]]:

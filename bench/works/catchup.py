@@ -10,27 +10,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 from support.proxy import Api, KafkaProxy
-from support.until import until
 
-from ..exact import Exact, connect
+from ..exact import Exact, connect, received
 from ..feed import steadily
 from ..figure import median
 from ..kafka import Kafka
-from ..machine import cost
+from ..machine import Cost, cost
 from ..peers.peer import Peer, Served, Shape
 from ..records import SIZE
-from .work import Cell
+from .work import Cell, alone, quiet, warm
 
-ROUND = 12  # records, one a partition
 BATCH = 50
 WITHIN = 60.0  # s; who comes back later than that is not waited for
 STALLED = 5.0  # s without a record that was missed: no more of them will come
 MB = 1e6
+READ = "read from Kafka, of the values' bytes"
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,12 @@ class Case:
     clients: int
     missed: int
     restart: bool = False
+    repeats: int = 1
 
 
 CASES = (
-    Case("cut", 500, 2000),
-    Case("restart", 500, 2000, restart=True),
+    Case("cut", 500, 2000, repeats=5),
+    Case("restart", 500, 2000, restart=True, repeats=5),
     Case("deploy", 1000, 10_000, restart=True),
 )
 
@@ -60,12 +61,8 @@ class Size:
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     for case in size.cases:
-        try:
+        with alone(cell, case.name):
             await _case(cell, kafka, peer, case, size)
-        except (TimeoutError, OSError) as error:  # the other cases are worth having
-            cell.note(f"{case.name}: failed, {error!r}")
-    if not cell.rows:
-        raise TimeoutError("; ".join(cell.notes))
     return cell
 
 
@@ -78,8 +75,14 @@ async def _case(cell: Cell, kafka: Kafka, peer: Peer, case: Case, size: Size) ->
             cell.note(f"{case.name}: what it keeps is in memory, and gone with a restart")
             return
         clients = [Exact(peer.wire) for _ in range(case.clients)]
-        await _take_part(served, clients)
-        await _come_back(cell, case, served, clients, size.rate, proxy)
+        await connect(clients, served.port, served.request)
+        # A record of every partition, so that each has a token behind which it can be cut.
+        await warm(served, partial(received, clients), len(clients))
+        outcomes = list[Outcome]()
+        # Where some were not whole the next time would show what is left of this one.
+        while len(outcomes) < case.repeats and all(len(o.done) == len(clients) for o in outcomes):
+            outcomes.append(await _come_back(case, served, clients, size.rate, proxy))
+        _tell(cell, case, clients, outcomes)
         for client in clients:
             client.cut()
 
@@ -98,39 +101,24 @@ async def _proxy(kafka: Kafka, wanted: bool) -> AsyncIterator[KafkaProxy | None]
         yield proxy
 
 
-async def _take_part(served: Served, clients: list[Exact]) -> None:
-    """Connect, and send until each has had a record of every partition, so that it has a token
-    behind which it can be cut."""
-    await connect(clients, served.port, served.request)
-    for _ in range(20):
-        due = [client.got + ROUND for client in clients]
+@dataclass
+class Outcome:
+    """done: s until each client that ever was whole and live was so. in_time: all that will come
+    came. share: what was read from Kafka, of the bytes of the values. peak: bytes of memory."""
 
-        def all_came(due: list[int] = due) -> bool:
-            return all(c.got >= count for c, count in zip(clients, due, strict=True))
-
-        for _ in range(ROUND):
-            served.feed.send()
-        with suppress(TimeoutError):
-            await until(all_came, "the first records", 5)
-        await asyncio.sleep(0.2)
-        if due == [client.got for client in clients]:
-            return
-    raise TimeoutError("not all clients came to get every record")
+    spent: Cost
+    done: list[float]
+    in_time: bool
+    lost: int
+    share: float
+    fetches: int
+    peak: float
 
 
 async def _come_back(
-    cell: Cell,
-    case: Case,
-    served: Served,
-    clients: list[Exact],
-    rate: float,
-    proxy: KafkaProxy | None,
-) -> None:
-    for client in clients:
-        client.cut()
-    first = served.feed.sent
-    await _miss(served, case)
-    end = served.feed.sent
+    case: Case, served: Served, clients: list[Exact], rate: float, proxy: KafkaProxy | None
+) -> Outcome:
+    first, end = await _miss(served, clients, case)
     for client in clients:
         client.expect(first, end)
     since, read = time.monotonic(), _read(proxy)
@@ -146,45 +134,54 @@ async def _come_back(
         for task in tasks:
             task.cancel()
         peak, *_ = await asyncio.gather(*tasks, return_exceptions=True)
-    name = f"{case.name}: {case.clients:,} clients, {case.missed:,} records"
     done = [client.done_at - since for client in clients if client.done_at]
-    if not in_time:
-        cell.note(
-            f"{case.name}: after {WITHIN:g} s {len(done)} of {len(clients)} were whole and live"
-        )
-        cell.add(name, "CPU", "s", spent.cpu)
-        return
-    await _quiet(clients)
+    if in_time:
+        await quiet(partial(received, clients), 0.3)
     lost = sum(client.lost(first, served.feed.sent) for client in clients)
-    cell.add(name, "lost", "records", lost)
-    cell.add(name, "twice", "records", sum(client.twice for client in clients))
-    cell.add(name, "damaged", "records", sum(client.damaged for client in clients))
-    cell.add(name, "CPU", "s", spent.cpu)
-    if len(done) == len(clients):
-        cell.add(name, "whole and live, the last", "s", max(done))
-        cell.add(name, "whole and live, median", "s", median(done))
-    else:
-        cell.note(f"{name}: {len(clients) - len(done)} clients never were whole and live")
-    if proxy is not None and read:
-        share = read / (SIZE * (served.feed.sent - first))
-        cell.add(name, "read from Kafka, of the values' bytes", "times", share)
-        cell.add(name, "fetches", "requests", fetches)
-    if isinstance(peak, float):
-        cell.add(name, "memory at most", "MB", peak / MB)
-    cell.watch(name, [spent])
+    share = read / (SIZE * (served.feed.sent - first))
+    most = peak if isinstance(peak, float) else 0.0
+    return Outcome(spent, done, in_time, lost, share, fetches, most)
 
 
-async def _miss(served: Served, case: Case) -> None:
+def _tell(cell: Cell, case: Case, clients: list[Exact], outcomes: list[Outcome]) -> None:
+    """What must not be at all is told of all repeats together."""
+    name = f"{case.name}: {case.clients:,} clients, {case.missed:,} records"
+    last = outcomes[-1]
+    if len(last.done) < len(clients):
+        missing = f"{len(clients) - len(last.done)} of {len(clients)} were not whole and live"
+        cell.note(f"{case.name}: {missing}" + ("" if last.in_time else f" within {WITHIN:g} s"))
+    if last.in_time:
+        cell.add(name, "lost", "records", sum(each.lost for each in outcomes))
+        cell.add(name, "twice", "records", sum(client.twice for client in clients))
+        cell.add(name, "damaged", "records", sum(client.damaged for client in clients))
+    cell.add(name, "CPU", "s", *(each.spent.cpu for each in outcomes))
+    if len(last.done) == len(clients):
+        cell.add(name, "whole and live, the last", "s", *(max(each.done) for each in outcomes))
+        cell.add(name, "whole and live, median", "s", *(median(each.done) for each in outcomes))
+    if any(each.share for each in outcomes):
+        cell.add(name, READ, "times", *(each.share for each in outcomes))
+        cell.add(name, "fetches", "requests", *(each.fetches for each in outcomes))
+    cell.add(name, "memory at most", "MB", max(each.peak for each in outcomes) / MB)
+    cell.watch(name, [each.spent for each in outcomes])
+
+
+async def _miss(served: Served, clients: list[Exact], case: Case) -> tuple[int, int]:
+    """The first record that was missed, and the first that was not."""
+    for client in clients:
+        client.cut()
+    first = served.feed.sent
     # Many at once: what is around a batch is little beside what is in it.
     for sent in range(0, case.missed, BATCH):
         served.feed.send(min(BATCH, case.missed - sent))
         await asyncio.sleep(0)
     await served.feed.flush()
+    end = served.feed.sent
     if case.restart:
         assert served.restart is not None
         await served.restart()
     else:
         await asyncio.sleep(0.5)  # what ends the clients' streams is not part of coming back
+    return first, end
 
 
 def _read(proxy: KafkaProxy | None) -> int:
@@ -206,18 +203,6 @@ async def _done(clients: list[Exact]) -> bool:
             return False
         await asyncio.sleep(0.01)
     return True
-
-
-async def _quiet(clients: list[Exact]) -> None:
-    before = -1
-
-    def still() -> bool:
-        nonlocal before
-        now = sum(client.got for client in clients)
-        before, same = now, now == before
-        return same
-
-    await until(still, "the end of all records", 60, 0.3)
 
 
 async def _connect(clients: list[Exact], served: Served) -> float:

@@ -14,20 +14,23 @@ from functools import partial
 from support.until import until
 
 from ..crowd import Crowd
-from ..exact import Exact, connect
+from ..exact import Exact
 from ..feed import steadily
 from ..kafka import Kafka
-from ..machine import cost
+from ..machine import Cost, cost
 from ..peers.peer import Peer, Served, Shape
-from .work import PER_CPU, Cell
+from .work import Cell, alone, quiet, reader_of
 
 
 @dataclass(frozen=True)
 class Size:
+    """rate: of what is sent at once. seconds: of one repeat."""
+
     clients: int = 200
     rate: float = 100.0
-    seconds: float = 4.0
+    seconds: float = 0.8
     joined: Sequence[int] = (1, 10)
+    repeats: int = 5
 
 
 async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
@@ -36,15 +39,14 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
         for joined in size.joined:
             shape = Shape(joined=joined, prose=True, compressed=compressed)
             case = f"{'compressed' if compressed else 'plain'}, {joined} joined"
-            async with peer.serve(kafka, shape) as served, Crowd() as crowd:
-                reader = Exact(peer.wire)
-                await crowd.open(served.port, size.clients - 1, partial(_request, served))
-                await connect([reader], served.port, served.request)
-                await _start(served, reader)
-                await _measure(cell, case, served, crowd, reader, size, joined)
-                if compressed and reader.connection and not reader.connection.compressed:
-                    cell.note(f"{case}: the server did not compress")
-                reader.cut()
+            with alone(cell, case):
+                async with peer.serve(kafka, shape) as served, Crowd() as crowd:
+                    await crowd.open(served.port, size.clients - 1, partial(_request, served))
+                    async with reader_of(served, peer) as reader:
+                        await quiet(lambda crowd=crowd: crowd.bytes)  # type: ignore[misc]
+                        await _measure(cell, case, served, crowd, reader, size, joined)
+                        if compressed and not reader.compressed:
+                            cell.note(f"{case}: the server did not compress")
     return cell
 
 
@@ -55,36 +57,25 @@ def _request(served: Served, n: int) -> bytes:
 async def _measure(
     cell: Cell, case: str, served: Served, crowd: Crowd, reader: Exact, size: Size, joined: int
 ) -> None:
-    assert reader.connection is not None
-    before, own, had = crowd.bytes, reader.connection.received, reader.got
-    sent = served.feed.sent
-    with cost(served.pid) as spent:
-        await steadily(served.feed, size.rate * joined, size.seconds, joined=joined)
-        due = had + served.feed.sent - sent
-        await until(lambda: reader.got >= due, "all records at the reader", 30)
-    own = reader.connection.received - own
-    with suppress(TimeoutError):  # what was sent with it is on its way
-        await until(lambda: crowd.bytes - before >= own * len(crowd.clients), "the others", 2)
-    records = due - had
-    cell.add(case, PER_CPU, "1/s", records * size.clients / spent.cpu)
-    cell.add(case, "bytes of a delivery", "bytes", own / records)
-    others = (crowd.bytes - before) / own / len(crowd.clients)
-    if not 0.98 < others < 1.02:
-        cell.note(f"{case}: the others got {others:.0%} of the bytes that the reader got")
-    cell.watch(case, [spent])
-
-
-async def _start(served: Served, reader: Exact) -> None:
-    """Until the reader gets what is sent."""
-    for _ in range(60):
-        had = reader.got
-        for _ in range(12):
-            served.feed.send()
-        with suppress(TimeoutError):
-            await until(partial(_has, reader, had + 12), "the first records", 1)
-            return
-    raise TimeoutError("no record came in a minute")
-
-
-def _has(reader: Exact, count: int) -> bool:
-    return reader.got >= count
+    before, own, got, costs, records = crowd.bytes, reader.bytes, reader.got, list[Cost](), []
+    for _ in range(size.repeats):
+        sent = served.feed.sent
+        with cost(served.pid) as spent:
+            await steadily(served.feed, size.rate * joined, size.seconds, joined=joined)
+            await until(
+                partial(reader.has, got + sum(records) + served.feed.sent - sent), within=30
+            )
+        with suppress(TimeoutError):  # what was sent with it is on its way
+            await until(lambda: crowd.bytes - before >= (reader.bytes - own) * len(crowd), within=2)
+        records.append(served.feed.sent - sent)
+        costs.append(spent)
+    own = reader.bytes - own
+    cell.add(case, "bytes of a delivery", "bytes", own / sum(records))
+    spent_each = [1e6 * c.cpu / n / size.clients for c, n in zip(costs, records, strict=True)]
+    cell.add(case, "CPU of a delivery", "us", *spent_each)
+    share = (crowd.bytes - before) / own / len(crowd)
+    if not 0.98 < share < 1.02:
+        cell.note(f"{case}: the others got {share:.0%} of the bytes that the reader got")
+    if reader.damaged or reader.twice:
+        cell.note(f"{case}: {reader.damaged} records were damaged, {reader.twice} came twice")
+    cell.watch(case, costs)

@@ -25,7 +25,7 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell, count = Cell(), min(size.clients, peer.most) - size.before
     async with peer.serve(kafka, Shape()) as served, Crowd() as crowd:
         await join(crowd, served, peer, size.before)
-        await warm(served, crowd)
+        await warm(served, crowd.count, size.before)
         before = pss(served.pid)
         await join(crowd, served, peer, count)
         await asyncio.sleep(size.settle)

@@ -11,10 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..feed import steadily
+from ..figure import median
 from ..kafka import Kafka
 from ..machine import cost
 from ..peers.peer import Peer, Shape
 from .work import PER_CPU, PER_SECOND, Cell, crowd_of
+
+LATE = 0.02  # s
+WHOSE = "it shares its core with the clients and Kafka"
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,14 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     count = min(size.clients, peer.most)
     case = f"{count:,} x {size.rate:,g}/s"
-    costs, shares, got, late = [], [], [], []
+    costs, shares, got, late, lags = [], [], [], [], []
     async with peer.serve(kafka, Shape(keys=size.keys)) as served:
         for _ in range(size.repeats):
             async with crowd_of(served, peer, count, keys=size.keys, timed=size.timed) as crowd:
                 sent, before = served.feed.sent, crowd.got
                 with cost(served.pid) as spent:
-                    await steadily(served.feed, size.rate, size.seconds, count if size.keys else 0)
+                    keys = count if size.keys else 0
+                    lags.append(await steadily(served.feed, size.rate, size.seconds, keys))
                     due = (served.feed.sent - sent) * (1 if size.keys else count)
                     await crowd.until(before + due, within=size.grace)
                 costs.append(spent)
@@ -55,5 +60,7 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell.add(case, "of a core", "%", *(100 * c.cpu / c.wall for c in costs))
     cell.add(case, "delivered in time", "%", *shares)
     cell.latencies(case, late)
+    if (lag := median(lags)) > LATE:
+        cell.note(f"{case}: the producer was up to {1000 * lag:.0f} ms late; {WHOSE}")
     cell.watch(case, costs)
     return cell

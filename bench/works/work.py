@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from support.until import until
+
 from ..crowd import PATIENCE, Crowd
+from ..exact import Exact, connect
+from ..feed import Feed
 from ..figure import median, quantile
 from ..machine import Cost
 from ..peers.peer import Peer, Served
 
 PER_CPU = "deliveries of a CPU second"
 PER_SECOND = "deliveries of a second"
+ROUNDS = "rounds of a second"
 RATED = (PER_CPU, PER_SECOND)
+PACED = ", paced"  # ends the case of a bare loop that does not go back to back
 
 
 class Row(NamedTuple):
@@ -70,6 +76,15 @@ class Cell:
                 self.add(case, f"latency {name}", "ms", *found)
 
 
+@contextmanager
+def alone(cell: Cell, case: str) -> Iterator[None]:
+    """A case that fails is told, and the others are kept."""
+    try:
+        yield
+    except (TimeoutError, OSError) as error:
+        cell.note(f"{case}: failed, {error!r}")
+
+
 @asynccontextmanager
 async def crowd_of(
     served: Served,
@@ -83,9 +98,21 @@ async def crowd_of(
     """So many clients, each of which has shown that it gets every record."""
     async with Crowd() as crowd:
         await join(crowd, served, peer, count, timed=timed)
-        await warm(served, crowd, count if keys else 0, partitions)
+        await warm(served, crowd.count, count, count if keys else 0, partitions)
         crowd.times.clear()
         yield crowd
+
+
+@asynccontextmanager
+async def reader_of(served: Served, peer: Peer, partitions: int = 12) -> AsyncIterator[Exact]:
+    """One more client, which reads every byte, and has shown that it gets every record."""
+    reader = Exact(peer.wire)
+    await connect([reader], served.port, served.request)
+    try:
+        await warm(served, lambda: reader.got, 1, partitions=partitions)
+        yield reader
+    finally:
+        reader.cut()
 
 
 async def join(crowd: Crowd, served: Served, peer: Peer, count: int, timed: int = 0) -> None:
@@ -93,27 +120,35 @@ async def join(crowd: Crowd, served: Served, peer: Peer, count: int, timed: int 
     await crowd.open(served.port, count, lambda n: request(n, b""), greeting, timed=timed)
 
 
-async def warm(served: Served, crowd: Crowd, keys: int = 0, partitions: int = 12) -> None:
-    """Send a few records, until a round of them has come to everybody, once.
+async def warm(
+    served: Served, got: Callable[[], int], clients: int, keys: int = 0, partitions: int = 12
+) -> None:
+    """Send a few records, until a round of them has come to everybody, once, and all is still.
 
-    Raises TimeoutError if that does not happen within `PATIENCE`.
+    got: records that came, at all clients together. Raises TimeoutError if that does not happen
+    within `PATIENCE`.
     """
     ends = time.monotonic() + PATIENCE
-    while time.monotonic() < ends:
-        before = crowd.got
-        for n in range(keys or partitions):
-            served.feed.send(key=n if keys else None)
-        due = before + (keys or partitions * len(crowd))
-        await crowd.until(due, within=1.0)
-        await quiet(crowd)
-        if crowd.got == due:
-            return
-    raise TimeoutError(f"{crowd.got - before} of {due - before} records of a warming round came")
+    while not await _round(served.feed, got, clients, keys, partitions):
+        if time.monotonic() > ends:
+            raise TimeoutError("no warming round came to everybody, and once")
 
 
-async def quiet(crowd: Crowd, still: float = 0.1) -> None:
+async def _round(
+    feed: Feed, got: Callable[[], int], clients: int, keys: int, partitions: int
+) -> bool:
+    due = got() + (keys or partitions * clients)
+    for n in range(keys or partitions):
+        feed.send(key=n if keys else None)
+    with suppress(TimeoutError):
+        await until(lambda: got() >= due, within=1.0)
+    await quiet(got)
+    return got() == due
+
+
+async def quiet(got: Callable[[], int], still: float = 0.1) -> None:
     """Until nothing has come for a moment."""
     before = -1
-    while crowd.got != before:
-        before = crowd.got
+    while got() != before:
+        before = got()
         await asyncio.sleep(still)

@@ -18,7 +18,7 @@ from bench.exact import Connection, Exact
 from bench.feed import Wire
 from bench.journal import Run
 from bench.records import value
-from bench.works.work import PER_CPU, Cell
+from bench.works.work import PACED, PER_CPU, ROUNDS, Cell
 from gateway.wire.websocket import frame
 
 ASKED = {"works": ["lat", "sat"], "peers": ["raw-sse", "gateway-sse"]}
@@ -45,7 +45,7 @@ def test_an_interrupted_run_goes_on_with_what_is_left(run: Run, tmp_path: Path):
     assert again.cells == run.cells
     peers = [peer for peer in catalog.PEERS if peer.name in ASKED["peers"]]
     left = [(work, peer.name) for work, peer in program.plan(again, peers)]
-    assert left == [("sat", "raw-sse"), ("sat", "gateway-sse")]
+    assert left == [("sat", "gateway-sse"), ("sat", "raw-sse")]
 
 
 def test_a_line_cut_off_with_the_machine_is_measured_again(run: Run, tmp_path: Path):
@@ -88,6 +88,38 @@ def test_rates_are_told_as_shares_of_the_raw_loop_on_the_same_wire(run: Run):
     table = report.as_markdown(run)
     assert "| 200 clients | gateway-sse | 160 | 0.80 |" in table
     assert "others took 7%" in table
+
+
+def test_a_loop_that_goes_back_to_back_and_at_a_pace_gives_two_shares(run: Run):
+    run.add("broadcast", "gateway-sse", cell(100.0))
+    found = cell(400.0)
+    found.add("200 clients" + PACED, PER_CPU, "1/s", 250.0)
+    run.add("broadcast", "raw-sse", found)
+    table = report.as_markdown(run)
+    assert "| 200 clients | gateway-sse | 200 | 0.25 | 0.80 |" in table
+    assert "| 200 clients | raw-sse | 800 | 1.00 | 3.20 |" in table
+    assert "| 200 clients, paced | raw-sse | 250 | 0.31 | 1.00 |" in table
+    (goal,) = [line for line in goals.judged(run) if "broadcast" in line]
+    assert "| 0.25 (0.8 of raw, paced) | **no** |" in goal
+
+
+def test_the_loops_go_at_the_pace_of_the_gateway_on_their_wire(run: Run):
+    found = cell(100.0)
+    found.add("200 clients", ROUNDS, "1/s", 90.0, 110.0, 100.0)
+    run.add("joined", "gateway-sse", found)
+    assert run.pace("joined", "c-sse") == {"200 clients": 100.0}
+    assert run.pace("joined", "c-ws") == {}
+    assert run.pace("broadcast", "c-sse") == {}
+
+
+def test_what_failed_is_named_until_it_was_measured(run: Run):
+    run.failed["sat raw-sse"] = "TimeoutError('nothing came')"
+    run.save()
+    assert run.folder is not None
+    again = Run.read(run.folder)
+    assert "- sat raw-sse: failed, TimeoutError('nothing came')" in report.as_markdown(again)
+    again.add("sat", "raw-sse", cell(1.0))
+    assert "failed" not in report.as_markdown(again)
 
 
 def test_goals_are_judged_of_what_was_measured(run: Run):

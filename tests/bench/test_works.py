@@ -11,6 +11,7 @@ import pytest
 from support.brokers import Broker
 
 from bench import catalog
+from bench.exact import Connection, Exact
 from bench.feed import Wire
 from bench.kafka import MockKafka, RealKafka
 from bench.machine import cost
@@ -20,7 +21,7 @@ from bench.peers.ours import Ours
 from bench.peers.peer import Peer, Shape
 from bench.peers.raw import Raw
 from bench.works import broadcast, catchup, deflate, first, idle, loop, pace, partitions, storm
-from bench.works.work import PER_CPU, Cell, crowd_of
+from bench.works.work import PER_CPU, ROUNDS, Cell, alone, crowd_of
 from gateway.kafka.embedded import EmbeddedKafka
 
 SSE, WS = Wire
@@ -75,6 +76,20 @@ async def test_ten_joined_records_are_one_round(mock):
     for peer in (Raw(WS), Ours(WS)):
         cell = await broadcast.run(mock, peer, size)
         assert value(cell, PER_CPU, "3 clients") > 0
+
+
+async def test_a_bare_loop_goes_once_more_at_a_pace(mock):
+    size = broadcast.Size(clients=(3,), seconds=0.2, repeats=1)
+    cell = await broadcast.run(mock, Raw(SSE), size, {"3 clients": 50.0})
+    fast, paced = [row.value for row in cell.rows if row.what == ROUNDS]
+    assert fast > paced
+    assert 0 < paced <= 50 + 2 / size.seconds
+
+
+def test_only_a_bare_loop_is_paced_and_only_in_rounds():
+    assert catalog.work_of("lat", Raw(SSE), {}) is catalog.WORKS["lat"]
+    assert catalog.work_of("joined", Ours(SSE), {}) is catalog.WORKS["joined"]
+    assert catalog.work_of("joined", Raw(SSE), {}) is not catalog.WORKS["joined"]
 
 
 @pytest.mark.parametrize("wire", [SSE, WS])
@@ -132,7 +147,7 @@ async def test_with_keys_a_record_is_one_delivery(mock, peer):
 @pytest.mark.parametrize("wire", [SSE, WS])
 async def test_nothing_is_lost_by_a_cut_or_a_restart_and_kafka_is_read_through_a_proxy(real, wire):
     cases = (
-        catchup.Case("cut", 3, 40),
+        catchup.Case("cut", 3, 40, repeats=2),
         catchup.Case("restart", 3, 40, restart=True),
     )
     cell = await catchup.run(real, Ours(wire), catchup.Size(cases=cases, rate=50))
@@ -155,7 +170,7 @@ async def test_who_comes_back_too_late_is_told_and_not_waited_for(mock, monkeypa
     cases = (catchup.Case("cut", 2, 30),)
     cell = await catchup.run(mock, Ours(SSE), catchup.Size(cases=cases, proxied=False))
     assert value(cell, "CPU", "cut") > 0
-    assert any("were whole and live" in note for note in cell.notes)
+    assert any("were not whole and live" in note for note in cell.notes)
 
 
 async def test_a_storm_and_idle_clients_are_counted_by_the_client(mock):
@@ -166,24 +181,46 @@ async def test_a_storm_and_idle_clients_are_counted_by_the_client(mock):
 
 
 async def test_whoever_joins_a_stream_gets_a_first_record(mock):
-    cell = await first.run(mock, Ours(SSE), first.Size(joins=3, rate=200))
+    cell = await first.run(mock, Ours(SSE), first.Size(joins=2, rate=200, repeats=2))
     assert value(cell, "latency p50", "200/s") > 0
 
 
-async def test_records_are_spread_over_partitions(mock):
-    size = partitions.Size(partitions=(1, 5), clients=2, records=50, repeats=1)
+async def test_over_many_partitions_not_every_record_has_an_id(mock):
+    size = partitions.Size(partitions=(12, 600), clients=2, records=600, repeats=1)
     cell = await partitions.run(mock, Ours(SSE), size)
-    assert value(cell, "record bytes of a CPU second", "1 partitions") > 0
-    assert value(cell, "record bytes of a CPU second", "5 partitions") > 0
+    for case in ("12 partitions", "600 partitions"):
+        assert value(cell, "record bytes of a CPU second", case) > 0
+    assert value(cell, "of 12 partitions", "600 partitions") > 0
+    assert value(cell, "ids of 100 records", "12 partitions") == 100
+    assert 0 < value(cell, "ids of 100 records", "600 partitions") < 100
 
 
 @pytest.mark.parametrize("wire", [SSE, WS])
 async def test_a_delivery_is_measured_plain_and_compressed(mock, wire):
-    size = deflate.Size(clients=3, seconds=0.2, joined=(5,))
+    size = deflate.Size(clients=3, seconds=0.2, joined=(5,), repeats=2)
     cell = await deflate.run(mock, Ours(wire), size)
     plain, squeezed = (value(cell, "bytes of a delivery", f"{how}, 5") for how in HOW)
-    told = any("did not compress" in note for note in cell.notes)
-    assert (squeezed < plain) is not told
+    assert 0 < squeezed < plain
+    assert value(cell, "CPU of a delivery", "compressed, 5") > 0
+    assert not any("damaged" in note or "failed" in note for note in cell.notes)
+
+
+def test_a_case_that_fails_is_told_and_the_others_are_kept():
+    cell = Cell()
+    with alone(cell, "plain"):
+        raise ConnectionError("the server closed")
+    with alone(cell, "compressed"):
+        cell.add("compressed", PER_CPU, "1/s", 1.0)
+    assert cell.notes == ["plain: failed, ConnectionError('the server closed')"]
+    assert value(cell, PER_CPU) == 1.0
+
+
+async def test_a_reader_whose_server_closes_says_so():
+    reader = Exact(SSE)
+    Connection(reader, b"").connection_lost(None)
+    with pytest.raises(ConnectionError, match="the server closed"):
+        reader.has(1)
+    assert reader.has(0)
 
 
 async def test_the_longest_callback_is_found_by_a_launcher(mock):
@@ -204,5 +241,5 @@ def test_what_a_server_uses_is_told_with_its_children():
 
     with cost(os.getpid()) as spent:
         sum(range(3_000_000))
-    assert spent.cpu > 0
+    assert spent.cpu == pytest.approx(spent.client, rel=0.2)
     assert spent.wall > 0
