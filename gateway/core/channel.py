@@ -21,6 +21,7 @@ from .token import overlay, seal
 
 ID_BYTES = 64 * 1024  # where ids come in batches: at most this much without one
 OVERHEAD = 256  # bytes that a chunk costs beside its data
+FEW = 4  # followers for whom nothing is held that they all have
 
 
 class Event(NamedTuple):
@@ -242,6 +243,14 @@ class Channel:
                 break
             first += 1
         self._drop_to(first)
+
+    def let_go(self) -> None:
+        """Hold nothing that everybody has, where that is a few: one who comes back is as well served
+        from the log (2,000 clients on keys of their own: 1.2 KB a record, a fifth of the CPU time,
+        most of it for memory that was never used before)."""
+        if len(self.followers) <= FEW and all(f.cursor == self.head for f in self.followers):
+            self.first, self.bytes = self.head, 0
+            self._ring.clear()
 
     def _encode(self, turn: int, events: list[Event]) -> Chunk:
         self._text = events[-1].text or self._text

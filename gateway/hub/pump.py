@@ -149,6 +149,8 @@ class Pump:
                 fan.due = False
                 if fan.again:
                     fan.call()
+                else:
+                    fan.channel.let_go()
             now = perf_counter()
         self._pace.spent(now - began)
         self._running = bool(self._due)

@@ -4,7 +4,7 @@ import pytest
 from support.rendering import Rendering
 
 from gateway.core import tail as tails
-from gateway.core.channel import Channel
+from gateway.core.channel import FEW, Channel
 from gateway.core.log import Log
 from gateway.core.position import Place, Position
 from gateway.core.record import Entry, Ready, Record, Skip, TopicPartition
@@ -117,3 +117,33 @@ def test_a_chunk_of_ready_partitions_alone_says_so():
     chunk = channel.publish(tail.turn([Ready(A, 0, 0, 0)], 1))
     assert chunk is not None
     assert chunk.only_ready
+
+
+def test_what_a_few_all_have_is_not_held_and_what_one_lacks_is():
+    tail = opened()
+    channel = Channel(tail, b"view0000", Lines())
+    one, other = Follower(), Follower()
+    channel.followers = {one, other}
+    publish(tail, channel, record(A, 0))
+    publish(tail, channel, record(A, 1))
+    one.cursor, other.cursor = 2, 1
+    channel.let_go()
+    assert channel.joined(1).startswith(b"1")
+    other.cursor = 2
+    channel.let_go()
+    assert (channel.first, channel.head, channel.bytes) == (2, 2, 0)
+    assert channel.oldest == tail.position
+    publish(tail, channel, record(A, 2))
+    assert channel.joined(2).startswith(b"2")
+    assert one.fell is other.fell is None
+
+
+def test_what_many_have_is_held_for_those_who_come_back():
+    tail = opened()
+    channel = Channel(tail, b"view0000", Lines())
+    channel.followers = {Follower() for _ in range(FEW + 1)}
+    publish(tail, channel, record(A, 0))
+    for follower in channel.followers:
+        follower.cursor = channel.head
+    channel.let_go()
+    assert channel.first == 0 and channel.joined(0).startswith(b"0")
