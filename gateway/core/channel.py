@@ -245,9 +245,9 @@ class Channel:
         self._drop_to(first)
 
     def let_go(self) -> None:
-        """Hold nothing that everybody has, where that is a few: one who comes back is as well served
-        from the log (2,000 clients on keys of their own: 1.2 KB a record, a fifth of the CPU time,
-        most of it for memory that was never used before)."""
+        """Hold nothing that everybody has, where that is a few: one who comes back is as well
+        served from the log (2,000 clients on keys of their own: 1.2 KB a record, a fifth of the
+        CPU time, most of it for memory that was never used before)."""
         if len(self.followers) <= FEW and all(f.cursor == self.head for f in self.followers):
             self.first, self.bytes = self.head, 0
             self._ring.clear()

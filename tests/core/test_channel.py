@@ -121,7 +121,7 @@ def test_a_chunk_of_ready_partitions_alone_says_so():
 
 def test_what_a_few_all_have_is_not_held_and_what_one_lacks_is():
     tail = opened()
-    channel = Channel(tail, b"view0000", Lines())
+    channel = Channel(tail, b"view-", Lines())
     one, other = Follower(), Follower()
     channel.followers = {one, other}
     publish(tail, channel, record(A, 0))
@@ -140,7 +140,7 @@ def test_what_a_few_all_have_is_not_held_and_what_one_lacks_is():
 
 def test_what_many_have_is_held_for_those_who_come_back():
     tail = opened()
-    channel = Channel(tail, b"view0000", Lines())
+    channel = Channel(tail, b"view-", Lines())
     channel.followers = {Follower() for _ in range(FEW + 1)}
     publish(tail, channel, record(A, 0))
     for follower in channel.followers:
