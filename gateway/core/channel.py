@@ -102,7 +102,7 @@ class Channel:
     # A client with a filter of its own has this to itself: 0.2 KB, and no more while idle.
     __slots__ = (
         "__weakref__", "_ring", "_text", "_without_id", "accepts", "bytes", "encoder", "fails",
-        "first", "followers", "max_bytes", "round", "sleepers", "tail", "total", "view",
+        "first", "followers", "max_bytes", "round", "sleepers", "spoke", "tail", "total", "view",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,7 @@ class Channel:
         self.followers: set[Follower] = set()
         self.sleepers: set[Follower] = set()  # to be woken; the others are written to in rounds
         self.round: Callable[[], None] | None = None  # calls one
+        self.spoke = False  # an id was sent since the last time somebody looked
         self._ring: list[Chunk] = []
         self._text = tail.text  # of the last id that was sent
         self._without_id = 0
@@ -203,7 +204,9 @@ class Channel:
         if text == self._text or not head:
             return None
         self._without_id = 0
-        return self._encode(self.tail.seq, [Event(None, head, text)])
+        chunk = self._encode(self.tail.seq, [Event(None, head, text)])
+        self.spoke = False
+        return chunk
 
     @property
     def owes(self) -> bool:
@@ -253,7 +256,8 @@ class Channel:
             self._ring.clear()
 
     def _encode(self, turn: int, events: list[Event]) -> Chunk:
-        self._text = events[-1].text or self._text
+        if events[-1].text is not None:
+            self._text, self.spoke = events[-1].text, True
         chunk = Chunk(turn, events, self.render(events), before=self.total)
         if type(chunk.data) is Counted:
             self.total = chunk.data.sum if self.total is None else self.total + chunk.data.sum

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from ..core.channel import Channel
 from ..core.filters import Filters
+from ..core.reading import Reading
 from ..core.record import Entry
 from ..core.spread import Spread
 from ..core.tail import Tail
 from .resume import named
 from .wire import Wire
 
-ANNOUNCE = 10.0  # seconds between `position` events where no client is owed an id
+ANNOUNCE = 10.0  # seconds between `position` events where no event brought an id meanwhile
 AT_ONCE = 200  # channels that are told theirs without a turn for others: 2 ms
 
 ChannelKey: TypeAlias = tuple[bytes, Wire]  # digest of the view
@@ -30,6 +31,7 @@ class SharedTail:
         self.used = 0.0
         self.was_left = False  # somebody went: a channel may have nobody
         self.refreshed_at = 0.0  # when readiness was looked at, by the loop's clock
+        self.resolving: Sequence[Reading] = ()  # those that were then
         self.changed: set[asyncio.Future[None]] = set()
         self._named: dict[str, int] = {}
         self._counted = 0  # partitions when it was
@@ -91,6 +93,9 @@ class SharedTail:
                 if not channel.followers:
                     continue
                 self._due.append((now + ANNOUNCE, channel))
+                if channel.spoke:
+                    channel.spoke = False
+                    continue
             else:
                 return
             if self._spread.announce(channel):
