@@ -47,8 +47,10 @@ class Pace:
         records a second: p50 6 ms, not 14)."""
         await asyncio.sleep(0)  # its turn
         await asyncio.sleep(0)  # its round
-        while (rest := self.rest) > 0:
+        rest = self.rest
+        while rest > 0:
             await asyncio.sleep(rest)
+            rest = self.rest
 
     def spent(self, seconds: float) -> None:
         now = self._now()
