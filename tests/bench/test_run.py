@@ -147,6 +147,9 @@ def test_plots_are_drawn_of_what_there_is(run: Run, tmp_path: Path):
         found = Cell()
         found.add(f"{clients} clients", PER_CPU, "1/s", 5.0)
         run.cells["clients", f"gateway-{'sse' if clients == '10' else 'ws'}"] = found
+    loop = cell(400.0)
+    loop.add("200 clients" + PACED, PER_CPU, "1/s", 250.0)
+    run.add("broadcast", "raw-sse", loop)
     made = plots.draw(run, tmp_path)
     assert [path.name for path in made] == ["rates.png", "clients.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)
