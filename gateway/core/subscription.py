@@ -15,34 +15,24 @@ from .alone import Alone
 from .blocks import Block
 from .channel import Channel
 from .counted import Counted, Ledger, Sum
+from .own import Reads
 from .position import NO_EPOCH, Place, Position
 from .record import Entry, Gap, TopicPartition
+from .ride import Ride
 from .slow import SlowClient
 from .snapshot import Snapshot
-from .token import TokenWriter
 
 
-class Subscription:
-    """See the module.
+class Subscription(Ride):
+    """See the module, and `Ride` for the terms.
 
-    own:    places that differ from the channel's, or may; also of partitions that only its
-            token knows of yet: metadata here may be behind.
-    until:  offsets at which partitions end; the subscription ends when all have. Such a
-            one reads alone throughout.
-    count:  records after which it ends, likewise.
-    credit: records that its client may still be sent; None for any number. What does not fit
-            waits, in the ring at first.
-    since:  time in seconds of the epoch as of which pending places of its own are to be
-            resolved; goes into its ids while there are any.
-    snapshot: what it is to be told before it is live; `own` then has all partitions of it.
-    reads:  whether a partition may hold what the view lets through; None if each may. What
-            a token says of another one is not held against the log, nor read from there on.
+    own:   places that differ from the channel's, or may; also of partitions that only its
+           token knows of yet: metadata here may be behind. With a snapshot, of all partitions.
+    reads: whether a partition may hold what the view lets through; None if each may. What
+           a token says of another one is not held against the log, nor read from there on.
     """
 
-    __slots__ = (
-        "_ledger", "alone", "channel", "count", "credit", "cursor", "ended", "more", "since",
-        "slow", "snapshot", "until", "wake",
-    )  # fmt: skip
+    __slots__ = ("_ledger", "alone", "wake")
 
     def __init__(
         self,
@@ -55,21 +45,12 @@ class Subscription:
         credit: int | None = None,
         since: int | None = None,
         snapshot: Snapshot | None = None,
-        reads: Callable[[TopicPartition], bool] | None = None,
+        reads: Reads | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        self.channel = channel
-        self.slow = slow
-        self.until = until
-        self.count = count
-        self.credit = credit
-        self.since = since
-        self.snapshot = snapshot
+        super().__init__(channel, slow, until, count, credit, since, snapshot)
         self.wake = wake
         self._ledger: Ledger | None = None  # if what it gets is counted
-        self.cursor = channel.head
-        self.ended: str | None = None
-        self.more = False
         self.alone: Alone | None = None
         if self.bounded:
             self.part({**channel.tail.position, **(own or {})})
@@ -90,11 +71,6 @@ class Subscription:
         self.channel.tail.readers.discard(self)
 
     @property
-    def bounded(self) -> bool:
-        """It ends by itself, and reads alone until then."""
-        return self.until is not None or self.count is not None
-
-    @property
     def own(self) -> Position:
         """The places of what it reads alone."""
         return self.alone.own if self.alone is not None else {}
@@ -106,9 +82,9 @@ class Subscription:
 
     def part(self, places: Mapping[TopicPartition, Place]) -> None:
         """Read these partitions alone from these places on."""
-        reader = self.reader()
+        own = self.reader().own
         for tp, place in places.items():
-            reader.put(tp, place)
+            own.put(tp, place)
 
     def reader(self) -> Alone:
         if self.alone is None:
@@ -131,7 +107,7 @@ class Subscription:
         """The id of where its client stands, once it has all that was taken."""
         if self.alone is None and self.cursor == self.channel.head:
             return self.channel.token(self.channel.tail.text)
-        return self.channel.token(self.writer().text())
+        return self.channel.token(self.writer(self.own).text())
 
     def take(self, budget: int) -> bytes:
         """About `budget` bytes that can be sent now; empty while there are none.
@@ -142,27 +118,18 @@ class Subscription:
         self.more = False
         if self.ended:
             return b""
-        if self.alone is None and self.credit is None:
-            return self._ride(budget)
+        if self.alone is None:
+            data = self.along(budget)
+            if data or not self.more:
+                return data
         reader = self.reader()
-        data = reader.take(budget)
+        pieces = reader.take(budget)
+        self.add(*pieces)
         if reader.over:
             self.alone = None
             self.channel.tail.readers.discard(self)
             self._ride_on()
-        return data
-
-    def _ride(self, budget: int) -> bytes:
-        channel, out = self.channel, list[bytes]()
-        while self.cursor < channel.head and budget > 0 and not self.ended:
-            chunk = channel.chunk(self.cursor)
-            self.cursor += 1
-            out.append(chunk.data)
-            budget -= len(chunk.data)
-            if chunk.ends:
-                self.ended = "offset-out-of-range"
-        self.more = budget <= 0 and not self.ended
-        return out[0] if len(out) == 1 else b"".join(out)
+        return b"".join(pieces)
 
     # what it got, where its wire counts that
 
@@ -197,10 +164,7 @@ class Subscription:
 
     def places(self) -> Position:
         """Where it stands, partition by partition."""
-        channel, tail = self.channel, self.channel.tail
-        if self.cursor == channel.head:
-            return {**tail.position, **self.own}
-        return {**tail.position_before(channel.chunk(self.cursor).turn), **self.own}
+        return self.places_with(self.own)
 
     def step_aside(self) -> None:
         """Hear no more of the channel."""
@@ -221,9 +185,7 @@ class Subscription:
         since = {tp: Place(0, NO_EPOCH, log.lineage) for tp, log in tail.logs.items()}
         for tp, place in {**since, **places}.items():  # those that came since, from their first
             if place != tail.position.get(tp):
-                if place.pending and tp in tail.logs:
-                    place = tail.logs[tp].origin or place
-                self.part({tp: place})
+                self.reader().own.leave(tp, place)
         self._ride_on()
 
     # what must be found out first
@@ -273,12 +235,3 @@ class Subscription:
         if self.slow is SlowClient.DISCONNECT:
             self.ended = "slow"  # its first id may be yet to come: the places are kept
         self.reader().fall(position)
-
-    def writer(self, own: Mapping[TopicPartition, Place] | None = None) -> TokenWriter:
-        """Ids from where it stands, or from these places on, where they are of the head."""
-        if own is None:
-            own = self.own if self.cursor == self.channel.head else self.places()
-        writer = self.channel.tail.writer(own)
-        if self.since is not None and any(place.pending for place in self.own.values()):
-            writer.issue(self.since)
-        return writer

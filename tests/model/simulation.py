@@ -220,10 +220,14 @@ class Kafka:
         p.start = max(p.start, min(start, p.stable))
 
     def compact(self, p: Partition, offset: int) -> bool:
+        """Is it gone? The latest of each key stays."""
         if not p.start <= offset < p.stable or p.slots[offset].control:
             return False
-        p.slots[offset].compacted = True
-        return True
+        slot = p.slots[offset]
+        later = (each for each in p.slots[offset + 1 : p.stable] if each.key == slot.key)
+        if any(each.delivers for each in later):
+            slot.compacted = True
+        return slot.compacted
 
     def lose_leader(self, p: Partition) -> None:
         p.leader = False

@@ -11,7 +11,8 @@ from model.running import run
 from support.rendering import Rendering
 
 from gateway.core import reading
-from gateway.core.alone import Alone
+from gateway.core.backlog import Backlog
+from gateway.core.catchup import CatchUp
 from gateway.core.channel import Event
 from gateway.core.counted import Ledger
 from gateway.core.log import Log
@@ -58,16 +59,17 @@ def it_joins_the_ride_without_waiting_for_the_head(patch: pytest.MonkeyPatch) ->
 
 
 def _joins(patch: pytest.MonkeyPatch, too: Callable[[int, int], bool]) -> None:
-    join = Alone._join
+    join = CatchUp.join
 
-    def unequal(self: Alone, tp: TopicPartition) -> bool:
-        offset, end = self.own[tp].offset, self._sub.channel.tail.position[tp].offset
-        known = not self._sub.bounded and offset is not None and end is not None
+    def unequal(self: CatchUp, tp: TopicPartition) -> bool:
+        own, ride = self._own, self._ride
+        offset, end = own[tp].offset, ride.channel.tail.position[tp].offset
+        known = not ride.bounded and offset is not None and end is not None
         if known and too(offset, end):
-            self.own[tp] = self.own[tp]._replace(offset=end)
+            own[tp] = own[tp]._replace(offset=end)
         return join(self, tp)
 
-    patch.setattr(Alone, "_join", unequal)
+    patch.setattr(CatchUp, "join", unequal)
 
 
 @plant
@@ -138,7 +140,7 @@ def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> Non
 
 @plant
 def what_was_read_before_a_gap_comes_after_it(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Alone, "_drop_backlog", lambda self, tp: None)
+    patch.setattr(Backlog, "drop_fed", lambda self, tp: None)
 
 
 @plant
