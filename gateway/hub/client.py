@@ -186,10 +186,10 @@ class Client:
 
     # pushed to an outlet
 
-    def attach(self, outlet: Outlet) -> None:
-        """Begin, and from now on write whatever there is."""
+    def attach(self, outlet: Outlet, head: bytes = b"") -> None:
+        """Begin, and from now on write whatever there is. head: goes before it."""
         self.outlet = outlet
-        first = self.begin()
+        first = head + self.begin()
         if first:
             outlet.write(first)
         self._push()

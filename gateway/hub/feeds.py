@@ -111,8 +111,9 @@ class Feeds:
         if now - shared.refreshed_at < REFRESH:
             return
         shared.refreshed_at = now
-        for tp in shared.tail.logs:
-            reading = self.by_partition[tp].reading
+        readings = [self.by_partition[tp].reading for tp in shared.tail.logs]
+        shared.resolving = [each for each in readings if each.state is State.RESOLVING]
+        for tp, reading in zip(shared.tail.logs, readings, strict=True):
             if reading.is_ready and now - reading.heard_at > STALE:
                 reading.is_ready = False
             if reading.is_ready:
@@ -121,14 +122,15 @@ class Feeds:
                 shared.tail.readiness.lost(tp)
 
     def resolving(self, shared: SharedTail, since: float) -> bool:
-        """Was a leader asked for the end of a partition after that time, without an answer yet?"""
-        readings = (self.by_partition[tp].reading for tp in shared.tail.logs)
+        """Was a leader asked for the end of a partition after that time, without an answer yet?
+        As of the last `refresh_readiness`: partitions that were found by then are not walked
+        over by every client."""
         return any(
             isinstance(reading.start, Live)
             and reading.state is State.RESOLVING
             and reading.leader is not None
             and reading.start.born > since
-            for reading in readings
+            for reading in shared.resolving
         )
 
     def promise(self, pending: Iterable[TopicPartition]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 _RANGE = re.compile(r'(?:[^,"]|"(?:[^"\\]|\\.)*"?)+')
@@ -24,7 +23,6 @@ class Preference(NamedTuple):
 NO = Preference(0.0, 0)
 
 
-@lru_cache(256)  # 9 us a connect, of headers that are all alike
 def preference(header: str, media: str) -> Preference:
     """What the most specific range that a media type falls under says of it; NO if none does.
     Without a header anything is welcome."""

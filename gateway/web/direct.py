@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from functools import lru_cache
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
 from ..hub.client import Client
 from ..hub.framed import Framed
 from ..hub.wire import Wire
-from .outlet import TAKEOVER, take_over
+from .outlet import TAKEOVER, corked, take_over
 
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def framed(wire: Wire, scope: Scope) -> Wire:
     """The wire for a stream of this scope: in HTTP's chunks where its connection can be had."""
-    return Framed(wire) if is_offered(scope) else wire
+    return _framed(wire) if is_offered(scope) else wire
+
+
+@lru_cache(64)  # a channel is found by its wire: the same one is found at once, an equal in 2 us
+def _framed(wire: Wire) -> Framed:
+    return Framed(wire)
 
 
 async def answered(
@@ -74,11 +79,12 @@ class DirectResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await send(self._start())
-            outlet = take_over(scope, self._client)
-            if outlet is not None:
-                self._client.attach(outlet)
-                return
+            with corked(scope) as cork:
+                await send(self._start())
+                outlet = take_over(scope, self._client)
+                if outlet is not None:
+                    self._client.attach(outlet, cork.drawn())
+                    return
         except BaseException:
             self._client.close()
             raise
@@ -86,9 +92,8 @@ class DirectResponse:
         await (await self._otherwise())(scope, receive, _without_start(send))
 
     def _start(self) -> Message:
-        message: Message = {"type": "http.response.start", "status": 200, "headers": []}
-        MutableHeaders(raw=message["headers"]).update(self._headers)
-        return message
+        told = [(k.lower().encode(), v.encode("latin-1")) for k, v in self._headers.items()]
+        return {"type": "http.response.start", "status": 200, "headers": told}
 
 
 def _without_start(send: Send) -> Send:

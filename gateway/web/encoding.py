@@ -7,6 +7,8 @@ for routes where lengths must not tell of contents (BREACH), or proxies that hol
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from starlette.requests import HTTPConnection
 
 from ..config import Route
@@ -20,7 +22,7 @@ GZIP = {"Content-Encoding": "gzip"}
 
 def encoded(wire: Wire, route: Route, request: HTTPConnection) -> tuple[Wire, dict[str, str]]:
     """The wire of a stream, and the headers that say what it is."""
-    return (Gzip(wire), GZIP) if _gzips(route, request) else (wire, {})
+    return (_gzip(wire), GZIP) if _gzips(route, request) else (wire, {})
 
 
 def whole(body: bytes, route: Route, request: HTTPConnection) -> tuple[bytes, dict[str, str]]:
@@ -30,6 +32,12 @@ def whole(body: bytes, route: Route, request: HTTPConnection) -> tuple[bytes, di
     return gzip.whole(body), GZIP
 
 
+@lru_cache(64)
+def _gzip(wire: Wire) -> Gzip:
+    return Gzip(wire)
+
+
+@lru_cache(256)
 def prefers_gzip(header: str) -> bool:
     """Is gzip named, and worth no less than plain bytes? These are worth what `*` is where they
     are not named, and are what is left to a client that takes nothing."""
@@ -39,5 +47,6 @@ def prefers_gzip(header: str) -> bool:
 
 
 def _gzips(route: Route, request: HTTPConnection) -> bool:
-    header = ",".join(request.headers.getlist("accept-encoding"))
-    return route.with_.compression == "gzip" and prefers_gzip(header)
+    if route.with_.compression != "gzip":
+        return False
+    return prefers_gzip(",".join(request.headers.getlist("accept-encoding")))

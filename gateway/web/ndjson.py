@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
@@ -16,7 +16,7 @@ from ..hub import page
 from ..hub.client import Client
 from ..hub.lines import Ndjson
 from . import query
-from .accept import NO, preference
+from .accept import NO, Preference, preference
 from .direct import Answer, answered, framed
 from .encoding import encoded, whole
 from .routes import Match, Routes
@@ -31,10 +31,15 @@ LONGEST_LINK = 4096  # characters of a token; a longer one is in the last line a
 def is_asked(request: Request) -> bool:
     """Does the client prefer lines to server-sent events? On a tie it does if it waits for a
     page: there is none of events."""
-    header = ",".join(request.headers.getlist("accept"))
-    lines = max(preference(header, name) for name in NAMES)
-    events = preference(header, "text/event-stream")
+    lines, events = _wanted(",".join(request.headers.getlist("accept")))
     return lines > events or (lines == events != NO and "wait" in request.query_params)
+
+
+@lru_cache(256)  # 40 us a connect, of headers that are all alike
+def _wanted(accept: str) -> tuple[Preference, Preference]:
+    """How much lines are, and events."""
+    lines = max(preference(accept, name) for name in NAMES)
+    return lines, preference(accept, "text/event-stream")
 
 
 class LinesResponse(StreamingResponse):

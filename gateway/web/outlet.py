@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
     from .transport import GatewayProtocol
 
 TAKEOVER = "gateway.takeover"
@@ -47,6 +49,52 @@ def take_over(scope: MutableMapping[str, Any], client: Taker) -> HttpOutlet | No
     return None if offer is None else cast("HttpOutlet | None", offer(client))
 
 
+def corked(scope: MutableMapping[str, Any]) -> Cork:
+    """For the block in which a response is begun and taken over."""
+    offer = scope.get("extensions", {}).get(TAKEOVER)
+    return Cork(None if offer is None else offer.cycle)
+
+
+class Cork:
+    """Stands for the transport of a response while it is entered: its head leaves together with
+    what follows, in one write, and the client is woken once, not twice: 8 us of a connect."""
+
+    __slots__ = ("_cycle", "_held", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle | None) -> None:
+        self._cycle = cycle
+        self._held = b""
+
+    def __enter__(self) -> Self:
+        if self._cycle is not None:
+            self._transport = self._cycle.transport
+            self._cycle.transport = cast("asyncio.Transport", self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._cycle is not None:
+            self._cycle.transport = self._transport
+        if self._held and not self._transport.is_closing():
+            self._transport.write(self._held)
+
+    def drawn(self) -> bytes:
+        """What was written meanwhile, for the caller to write."""
+        held, self._held = self._held, b""
+        return held
+
+    # to uvicorn's cycle
+
+    def write(self, data: bytes) -> None:
+        self._held += data
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._transport.write(self.drawn())
+        self._transport.close()
+
+
 class Offer:
     """What a scope has as TAKEOVER, until its request is over."""
 
@@ -57,6 +105,11 @@ class Offer:
 
     def __call__(self, client: Taker) -> HttpOutlet | None:
         return None if self._protocol is None else self._protocol.give_away(client)
+
+    @property
+    def cycle(self) -> RequestResponseCycle | None:
+        """Of the request, while it is offered and runs."""
+        return None if self._protocol is None else self._protocol.running
 
     def withdraw(self) -> None:
         self._protocol = None

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal, NamedTuple, TypeVar
 
 from starlette.requests import HTTPConnection
@@ -51,6 +52,8 @@ def asked(
     request: HTTPConnection, *, default: Literal["live", "earliest"], history: History
 ) -> Asked:
     """Raises RequestError 400 and 403, and TokenError for programs."""
+    if not request.scope["query_string"] and "last-event-id" not in request.headers:
+        return _nothing(_allowed(default, history))  # 0.7 us, 6 to find that there is nothing
     token, refused = _token(request)
     origin = _one(request, "from", lambda text: _origin(text, history))
     until, count = _until(request)
@@ -58,6 +61,11 @@ def asked(
     origin = origin if origin is not None else _allowed(default, history)
     start = Start(token, origin, until, count, credit)
     return Asked(start, refused)
+
+
+@lru_cache(64)
+def _nothing(origin: Literal["live", "earliest"] | int) -> Asked:
+    return Asked(Start(origin=origin), None)
 
 
 def wait(request: HTTPConnection) -> float | None:

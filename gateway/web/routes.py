@@ -144,8 +144,10 @@ class Routes:
 
     def _default(self, view: View) -> Literal["live", "earliest"]:
         """`defaultOffset`: historical only if every topic of the view is."""
-        topics = [self.hub.topics.settings(name) for name in view.topics]
-        return "earliest" if all(t.default_offset == "historical" for t in topics) else "live"
+        for name in view.topics:
+            if self.hub.topics.settings(name).default_offset != "historical":
+                return "live"
+        return "earliest"
 
 
 def spread(lifetime: float | None) -> float | None:

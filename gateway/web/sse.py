@@ -28,6 +28,7 @@ HEADERS = {
     "Vary": "Origin, Accept, Accept-Encoding",
 }
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
+EVENTS = Sse()
 AWAY = (3.0, 10.0)  # seconds after which an EventSource tries again when Kafka is away
 
 # Streams end by themselves when the gateway drains; sse-starlette would cut them off first.
@@ -60,7 +61,7 @@ class StreamResponse(EventSourceResponse):
 
 async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     """The stream, once BEGIN is due. Raises RequestError, TokenError and KafkaError."""
-    events, coding = encoded(Sse(), match.route, request)
+    events, coding = encoded(EVENTS, match.route, request)
     wire, headers = framed(events, request.scope), HEADERS | coding
     opened = partial(routes.open, match, request)
     try:

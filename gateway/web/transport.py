@@ -24,15 +24,17 @@ import socket
 import sys
 from asyncio import TimerHandle
 from enum import Enum
-from typing import cast
+from typing import Any, cast
 
 import httptools
 from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
     RequestResponseCycle,
 )
+from uvicorn.protocols.utils import is_ssl
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 
@@ -77,7 +79,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _open = 0
     _deaf = False
     _refusal: RequestError | None = None
-    _running: RequestResponseCycle | None = None
+    running: RequestResponseCycle | None = None
     _offer: Offer | None = None
     _timer: TimerHandle | None = None
 
@@ -86,15 +88,25 @@ class GatewayProtocol(HttpToolsProtocol):
     # `_open`:    requests handed to the application and not answered to the end.
     # `_deaf`:    a request was refused; no more are read from this connection.
     # `_refusal`: it waits for the answers before it.
-    # `_running`: the request that is being answered.
+    # `running`:  the request that is being answered.
     # `_offer`:   made to the application for the latest request.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._connected(transport)
         peer = cast("socket.socket | None", transport.get_extra_info("socket"))
         if peer is not None and peer.family != socket.AF_UNIX:
             self._set_options(peer)
         self._arm(self.HEAD_SECONDS)
+
+    def _connected(self, transport: asyncio.Transport) -> None:
+        """As uvicorn's own, which makes a socket for each address it asks for: 4 us more."""
+        self.connections.add(self)
+        self.transport = transport
+        self.flow = FlowControl(transport)
+        own, peer = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        self.server = (own, None) if isinstance(own, str) else _address(own)
+        self.client = _address(peer)
+        self.scheme = "https" if is_ssl(transport) else "http"
 
     def _set_options(self, peer: socket.socket) -> None:
         # asyncio turns Nagle off by itself, but not where the listening socket was handed to
@@ -107,15 +119,15 @@ class GatewayProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._withdraw()
-        running = self._running  # uvicorn tells the last request only, which may wait behind it
+        running = self.running  # uvicorn tells the last request only, which may wait behind it
         if running is not None and not running.response_complete:
             running.disconnected = True
             running.message_event.set()
-        self._running = None
+        self.running = None
         super().connection_lost(exc)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
+        self.running = cycle
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
@@ -172,7 +184,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def give_away(self, client: Taker) -> HttpOutlet | None:
         """Leave the connection to a stream, if the response that runs has begun and can be one."""
-        cycle = self._running
+        cycle = self.running
         if cycle is None or not self._can_be_taken(cycle):
             return None
         self._withdraw()
@@ -197,7 +209,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def go_on(self, transport: asyncio.Transport, behind: bytes | None, *, full: bool) -> None:
         """Take the connection back after a stream. behind: what came meanwhile; None if that was
         too much."""
-        super().connection_made(transport)
+        self._connected(transport)
         transport.set_protocol(self)
         transport.set_write_buffer_limits()
         if full:
@@ -380,6 +392,11 @@ class GatewayProtocol(HttpToolsProtocol):
                 seconds = self.BODY_SECONDS
             detail = f"the request's {part} was not complete after {seconds:g} s; send it again"
             self._refuse(RequestError(408, "Request timeout", detail))
+
+
+def _address(name: Any) -> tuple[str, int] | None:
+    """None for a peer by a Unix socket."""
+    return (name[0], name[1]) if isinstance(name, tuple) else None
 
 
 def _refusal_of(error: httptools.HttpParserError) -> RequestError:

@@ -710,7 +710,7 @@ def test_nothing_of_a_request_is_left_without_the_collector_of_garbage(server):
 
 def things_of(server: Server, wire: Wire) -> list[weakref.ref[Any]]:
     protocol = http_of(server, wire)
-    cycle = protocol._running
+    cycle = protocol.running
     things = [protocol, protocol.flow]
     if cycle is not None and not cycle.response_complete:
         things += [cycle, cycle.message_event]

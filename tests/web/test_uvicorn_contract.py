@@ -30,6 +30,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.web.outlet import Cork
+from gateway.web.transport import GatewayProtocol
+
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
 HTTP = f"uvicorn {uvicorn.__version__} does otherwise; read gateway/web/transport.py: "
 LEAN = HTTP + "`give_away`, `go_on`: "
@@ -164,6 +167,66 @@ async def test_a_connection_has_the_state_that_is_read_and_set():
     protocol.on_message_begin()
     assert protocol.url == b"" and protocol.scope["headers"] is protocol.headers, HTTP + "scope"
     assert "extensions" not in protocol.scope, HTTP + "scope's extensions are ours alone"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "a path"])
+def test_a_connection_is_known_by_the_addresses_that_uvicorn_finds(loop, host, tmp_path):
+    """`_connected` stands for its `connection_made`."""
+
+    async def connected(protocol: type[HttpToolsProtocol]) -> dict[str, Any]:
+        config = uvicorn.Config(None, lifespan="off", log_config=None)
+        config.load()
+        made: list[HttpToolsProtocol] = []
+        loop, at = asyncio.get_running_loop(), str(tmp_path / protocol.__name__)
+
+        def make() -> HttpToolsProtocol:
+            made.append(protocol(config, ServerState(), {}))
+            return made[0]
+
+        if host == "a path":
+            server = await loop.create_unix_server(make, at)
+            wire = socket.socket(socket.AF_UNIX)
+            wire.connect(at)
+        else:
+            server = await loop.create_server(make, host)
+            wire = socket.create_connection(server.sockets[0].getsockname()[:2])
+        with wire:
+            await until(lambda: made and made[0].transport, HTTP + "connection_made")
+            (one,) = made
+            assert one.server_state.connections == {one}
+            seen = {name: type(value).__name__ for name, value in vars(one).items()}
+            named = wire.getsockname(), wire.getpeername()
+        server.close()
+        mine, theirs = (tuple(name[:2]) for name in named) if one.client else (None, (at, None))
+        assert (one.client, one.server) == (mine, theirs), HTTP + "its addresses"
+        return seen | {"scheme": one.scheme}
+
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+        uvicorns = runner.run(connected(HttpToolsProtocol))
+        ours = runner.run(connected(GatewayProtocol))
+    assert {name: ours[name] for name in uvicorns} == uvicorns, HTTP + "connection_made"
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_the_head_of_a_response_can_be_held_back(leaves):
+    """`outlet.Cork`, in the place of its transport."""
+
+    async def app(scope, receive, send) -> None:
+        cycle = stage.protocol.cycle
+        with Cork(cycle) as cork:
+            await send(START)
+            assert stage.transport.data == b"", LEAN + "cycle.transport"
+            head = cork.drawn() if leaves else b""
+        assert cycle.transport is stage.transport
+        stage.transport.write(head)
+        assert stage.transport.data.startswith(b"HTTP/1.1 200 "), LEAN + "cycle.transport"
+        await send({**MORE, "more_body": False})
+
+    stage = Stage(app)
+    await stage.ask()
+    assert stage.transport.data.count(b"HTTP/1.1 200 ") == 1
+    assert stage.transport.data.endswith(b"\r\n\r\n1\r\nx\r\n0\r\n\r\n")
 
 
 async def test_requests_wait_in_the_pipeline_in_order():
