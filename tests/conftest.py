@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.needs import need
 
-pytest_plugins = ["support.brokers"]
+pytest_plugins = ["support.brokers", "support.any_topic", "support.secured"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
 from ruamel.yaml import YAML
 from starlette.applications import Starlette
 from support.brokers import Broker
@@ -25,6 +20,7 @@ from support.gateways import config_for
 from support.heard import heard
 from support.multiplex import Multiplex
 from support.oracle import Oracle
+from support.servers import under_hypercorn, under_uvicorn
 from support.until import until
 from websockets.exceptions import InvalidStatus
 
@@ -34,12 +30,6 @@ from gateway.web.transport import GatewayProtocol
 
 QUERY = "?from=earliest&until=latest"
 Running = Callable[[Starlette], Any]
-
-
-@pytest.fixture
-async def oracle(kafka: Broker) -> AsyncIterator[Oracle]:
-    async with Oracle(kafka.servers) as oracle:
-        yield oracle
 
 
 @pytest.fixture
@@ -56,43 +46,12 @@ def app_for(kafka: Broker, topic: str) -> Starlette:
     return create_app(loads(text.getvalue(), name="test"))
 
 
-@asynccontextmanager
-async def hypercorn(app: Starlette) -> AsyncIterator[str]:
-    over = asyncio.Event()
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    config = Config()
-    config.bind = [f"fd://{listening.detach()}"]
-    config.graceful_timeout = 1
-    config.loglevel = "CRITICAL"
-    running = asyncio.create_task(serve(app, config, shutdown_trigger=over.wait))  # type: ignore[arg-type]
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        over.set()
-        await asyncio.wait_for(running, 30)
-
-
-@asynccontextmanager
-async def _uvicorn(app: Starlette, http: Any) -> AsyncIterator[str]:
-    settings = uvicorn.Config(app, http=http, log_level="critical", timeout_graceful_shutdown=1)
-    server = uvicorn.Server(settings)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        running = asyncio.create_task(server._serve([listening]))
-        try:
-            await until(lambda: server.started or running.done())
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await asyncio.wait_for(running, 30)
-
-
 def own(app: Starlette) -> Any:
-    return _uvicorn(app, GatewayProtocol)
+    return under_uvicorn(app, http=GatewayProtocol)
 
 
 def h11(app: Starlette) -> Any:
-    return _uvicorn(app, "h11")
+    return under_uvicorn(app, http="h11")
 
 
 def same(body: bytes) -> bytes:
@@ -110,7 +69,7 @@ async def test_every_server_sends_the_same_bytes(kafka: Broker, topic: str):
     path = f"/records/{topic}{QUERY}"
     expected = await fetched(own, app_for(kafka, topic), path)
     assert expected.content.count(b"\ndata: ") == 52
-    for running in (h11, hypercorn):
+    for running in (h11, under_hypercorn):
         answer = await fetched(running, app_for(kafka, topic), path)
         alike(answer, expected)
 
@@ -130,7 +89,7 @@ def alike(answer: httpx.Response, expected: httpx.Response) -> None:
         assert answer.headers[name] == expected.headers[name]
 
 
-@pytest.mark.parametrize("running", [own, h11, hypercorn])
+@pytest.mark.parametrize("running", [own, h11, under_hypercorn])
 async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
     running: Running, kafka: Broker, topic: str, oracle: Oracle
 ):
@@ -147,7 +106,7 @@ async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
         await until(lambda: not hub.clients, "the end of the subscription")
 
 
-@pytest.mark.parametrize("running", [h11, hypercorn])
+@pytest.mark.parametrize("running", [h11, under_hypercorn])
 async def test_a_websocket_session_is_the_same_on_servers_that_frame_messages_themselves(
     running: Running, kafka: Broker, topic: str, oracle: Oracle
 ):
@@ -186,7 +145,7 @@ async def test_a_websocket_session_is_the_same_on_servers_that_frame_messages_th
 @pytest.mark.needs("curl")
 async def test_http2_carries_a_stream_where_the_server_speaks_it(kafka: Broker, topic: str):
     """Which lifts the browsers' limit of six connections to a site."""
-    async with hypercorn(app_for(kafka, topic)) as url:
+    async with under_hypercorn(app_for(kafka, topic)) as url:
         process = await asyncio.create_subprocess_exec(
             *("curl", "-q", "-sS", "--noproxy", "*", "--http2-prior-knowledge", "-w"),
             *("%{http_version}", f"{url}/events/{topic}{QUERY}"),

@@ -16,25 +16,23 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as Place
 from confluent_kafka.admin import (
-    AclBinding,
     AclBindingFilter,
     AclOperation,
     AclPermissionType,
     ResourcePatternType,
     ResourceType,
 )
+from support import secured
 from support.admin import Admin
-from support.brokers import Broker
+from support.brokers import PROPERTIES, Broker, started
 from support.flow import Clocked, Flow
 from support.gateways import config_for, running_gateway
-from support.needs import absent
 from support.oracle import Oracle
 from support.proxy import Api, Injection, KafkaProxy
 from support.until import until
 
 from gateway.core.record import TopicPartition
 from gateway.core.recovery import CAUSES, RULES, Action
-from gateway.errors import LocalBrokerError
 from gateway.kafka.local import LocalKafka, Security
 
 PARTITIONS = 4
@@ -48,17 +46,9 @@ SLOW = {code for code, cause in CAUSES.items() if RULES[cause].action is Action.
 def module_broker() -> Iterator[Broker]:
     """On its plain listener one may do anything, on SASL carol may do what ACLs allow."""
     security = Security(users={"carol": "pw"}, mechanisms=("PLAIN",), acl=True)
-    properties = {"auto.create.topics.enable": "false"}
-    kafka = LocalKafka(security=security, properties=properties, fast_failover=True)
-    try:
-        kafka.start()
-    except LocalBrokerError as error:
-        kafka.close()
-        absent(str(error))
-    try:
+    kafka = LocalKafka(security=security, properties=PROPERTIES, fast_failover=True)
+    with started(kafka):
         yield Broker(kafka.bootstrap, kafka)
-    finally:
-        kafka.close()
 
 
 @pytest.fixture
@@ -244,15 +234,7 @@ def as_carol(proxy: KafkaProxy, topics: Iterable[str], password: str = "pw") -> 
 
 
 def allow(admin: Admin, topic: str, *operations: AclOperation) -> None:
-    made = [
-        AclBinding(
-            ResourceType.TOPIC, topic, ResourcePatternType.LITERAL, "User:carol", "*", operation,
-            AclPermissionType.ALLOW,
-        )
-        for operation in operations
-    ]  # fmt: skip
-    for future in admin.client.create_acls(made).values():
-        future.result(30)
+    secured.allow(admin, "User:carol", topic, *operations)
 
 
 def deny(admin: Admin, topic: str, operation: AclOperation) -> None:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import itertools
 import re
 import secrets
 import shutil
 import subprocess
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
 import httpx
 import pytest
-from support.any_topic import ROUTES, Names, any_topic, serving
+from support.any_topic import any_topic_gateway, named_topic
+from support.brokers import embedded_kafka
 from support.clients.client import Event, SseClient
 from support.clients.curl import CurlClient
 from support.clients.httpx_sse import HttpxSseClient
@@ -43,36 +42,9 @@ PARTITIONS = 3
 
 Topic = Callable[..., str]
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka() as kafka:
-        yield kafka
-
-
-@pytest.fixture(scope="module")
-def names() -> Names:
-    return Names()
-
-
-@pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
-    routes: Mapping[str, Mapping[str, Any]] = {**ROUTES, "plain": {"compression": "none"}}
-    config = any_topic(",".join(kafka.bootstrap), names, routes)
-    with serving(config) as gateway:
-        yield gateway
-
-
-@pytest.fixture(scope="module")
-def topic(kafka: EmbeddedKafka, names: Names) -> Topic:
-    left = itertools.chain(names.all)
-
-    def create(partitions: int = 1) -> str:
-        name = next(left)
-        kafka.create_topic(name, partitions)
-        return name
-
-    return create
+kafka = embedded_kafka()
+gateway = any_topic_gateway()
+topic = named_topic()
 
 
 @pytest.fixture

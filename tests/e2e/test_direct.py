@@ -12,7 +12,7 @@ import re
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from io import StringIO
 from typing import Any
@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 from starlette.middleware.base import BaseHTTPMiddleware
-from support.any_topic import Names, any_topic, serving
+from support.any_topic import Names, any_topic, any_topic_gateway, named_topic
+from support.brokers import embedded_kafka
 from support.certificates import Authority
 from support.clients.ndjson import NdjsonClient
 from support.clients.raw import RawClient
@@ -42,34 +43,9 @@ every_format = pytest.mark.parametrize("accept", [EVENTS, LINES], ids=["events",
 
 Topic = Callable[[], str]
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka() as kafka:
-        yield kafka
-
-
-@pytest.fixture(scope="module")
-def names() -> Names:
-    return Names()
-
-
-@pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
-    with serving(any_topic(",".join(kafka.bootstrap), names)) as gateway:
-        yield gateway
-
-
-@pytest.fixture(scope="module")
-def topic(kafka: EmbeddedKafka, names: Names) -> Topic:
-    left = iter(names.all)
-
-    def create() -> str:
-        name = next(left)
-        kafka.create_topic(name, 1)
-        return name
-
-    return create
+kafka = embedded_kafka()
+gateway = any_topic_gateway()
+topic = named_topic()
 
 
 def numbered(*counts: int, mark: str = "n") -> list[Sent | bytes]:

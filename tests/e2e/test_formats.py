@@ -35,11 +35,6 @@ def filtered(path: str, condition: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def names() -> Names:
-    return Names(12)
-
-
-@pytest.fixture(scope="module")
 def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
     config = any_topic(session_kafka.servers, names, ROUTES)
     found = {"region": "${message.value.region}", "n": "${message.value.nested.n}"}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import httpx
 import pytest
-from support.any_topic import Names, any_topic, serving
+from support.any_topic import Names, any_topic, named_topic, serving
 from support.brokers import Broker
 from support.clients.client import Event
 from support.clients.raw import RawClient
@@ -23,31 +22,18 @@ Topic = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
-def names() -> Names:
-    return Names()
-
-
-@pytest.fixture(scope="module")
 def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
     with serving(any_topic(session_kafka.servers, names)) as gateway:
         yield gateway
 
 
-@pytest.fixture
-def topic(kafka: Broker, names: Names) -> Topic:
-    return partial(names.create, kafka)
+topic = named_topic()
 
 
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
         yield http
-
-
-@pytest.fixture
-async def oracle(kafka: Broker) -> AsyncIterator[Oracle]:
-    async with Oracle(kafka.servers) as oracle:
-        yield oracle
 
 
 def records(client: RawClient) -> list[Event]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
+from support.brokers import embedded_kafka
 from support.browser import browser
 from support.clients.module import ModuleClient
 from support.clients.raw import RawClient
@@ -27,11 +28,7 @@ PATH = "/events/orders"
 BROWSER = {"Sec-Fetch-Mode": "cors"}
 LINES = {"Accept": "application/x-ndjson"}
 
-
-@pytest.fixture
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka({"orders": 1}) as kafka:
-        yield kafka
+kafka = embedded_kafka({"orders": 1}, scope="function")
 
 
 def config(kafka: EmbeddedKafka, forwarded: bool = True, **limits: int) -> dict[str, Any]:
@@ -140,6 +137,9 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
             await until(lambda: limits.held == 0, lambda: f"{limits.held} are counted", WITHIN)
 
         async with httpx.AsyncClient(trust_env=False, timeout=WITHIN, base_url=url) as http:
+            async with asyncio.timeout(WITHIN):
+                while (await http.get("/health/ready")).status_code != 200:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
             for _ in range(3):  # more than may be at once
                 assert (await http.get("/health/ready")).status_code == 200
                 assert (await http.head(PATH)).status_code == 200

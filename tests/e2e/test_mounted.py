@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import signal
-import socket
 import sys
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
-from hypercorn.asyncio import serve
-from hypercorn.config import Config
 from ruamel.yaml import YAML
 from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
@@ -28,6 +24,7 @@ from support.clients.raw import RawClient
 from support.gateways import config_for
 from support.leaks import held
 from support.records import produce
+from support.servers import under_hypercorn, under_uvicorn
 from support.sse import parse
 from support.until import until
 from websockets.asyncio.client import connect
@@ -71,38 +68,6 @@ def host(gateway: Application, **options: Any) -> FastAPI:
 
     app.mount("/kafka", gateway)
     return app
-
-
-@asynccontextmanager
-async def under_uvicorn(app: Any, **options: Any) -> AsyncIterator[str]:
-    options = {"timeout_graceful_shutdown": 1, **options}
-    settings = uvicorn.Config(app, log_level="critical", lifespan="on", **options)
-    server = uvicorn.Server(settings)
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        running = asyncio.create_task(server._serve([listening]))
-        try:
-            await until(lambda: server.started or running.done(), "uvicorn")
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await asyncio.wait_for(running, 30)
-
-
-@asynccontextmanager
-async def under_hypercorn(app: Any) -> AsyncIterator[str]:
-    over = asyncio.Event()
-    listening = socket.create_server(("127.0.0.1", 0))
-    port = listening.getsockname()[1]
-    config = Config()
-    config.bind = [f"fd://{listening.detach()}"]
-    config.graceful_timeout = 1
-    config.loglevel = "CRITICAL"
-    running = asyncio.create_task(serve(app, config, shutdown_trigger=over.wait))
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        over.set()
-        await asyncio.wait_for(running, 30)
 
 
 def asking(url: str = "http://test", app: Any = None) -> httpx.AsyncClient:

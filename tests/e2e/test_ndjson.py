@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import shutil
 import sys
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import urljoin
 
 import httpx
 import pytest
-from support.any_topic import Names, any_topic, serving
+from support.any_topic import any_topic_gateway, named_topic
+from support.brokers import embedded_kafka
 from support.clients.hasty import Hasty
 from support.clients.wires import over
 from support.gateways import Gateway, config_for, running_gateway
@@ -32,34 +32,9 @@ WITHIN = 60.0  # s
 
 Topic = Callable[..., str]
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka() as kafka:
-        yield kafka
-
-
-@pytest.fixture(scope="module")
-def names() -> Names:
-    return Names()
-
-
-@pytest.fixture(scope="module")
-def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
-    with serving(any_topic(",".join(kafka.bootstrap), names)) as gateway:
-        yield gateway
-
-
-@pytest.fixture(scope="module")
-def topic(kafka: EmbeddedKafka, names: Names) -> Topic:
-    left = itertools.chain(names.all)
-
-    def create(partitions: int = 1) -> str:
-        name = next(left)
-        kafka.create_topic(name, partitions)
-        return name
-
-    return create
+kafka = embedded_kafka()
+gateway = any_topic_gateway()
+topic = named_topic()
 
 
 @pytest.fixture

@@ -278,7 +278,9 @@ async def test_chasing_a_log_start_that_moves_is_one_gap(
         await whole(oracle, [live], name, 1)
         asked = proxy.count(Api.LIST_OFFSETS, since=since)
         print(f"chasing: {told(live)}, {asked} ListOffsets, {len(held.errors)} attempts")
-        assert told(live) == [GapEvent(TopicPartition(name, 0), 11, 100, "retention")]
+        (gap,) = told(live)
+        assert gap.start in (10, 11), "the last fetch may have come before it was hidden, or not"
+        assert gap == GapEvent(TopicPartition(name, 0), gap.start, 100, "retention")
         assert asked == 6
         assert asked <= len(held.errors)
 

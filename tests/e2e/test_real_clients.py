@@ -36,11 +36,6 @@ CROSS_ORIGIN = {"access-control": {"policy": "cross-origin"}}
 
 
 @pytest.fixture(scope="module")
-def names() -> Names:
-    return Names()
-
-
-@pytest.fixture(scope="module")
 def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
     """Chromium's page is of another origin than the proxies."""
     with serving(any_topic(session_kafka.servers, names, listen=CROSS_ORIGIN)) as gateway:

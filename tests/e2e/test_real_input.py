@@ -71,11 +71,6 @@ def digest_of(values: list[bytes]) -> Digest:
 
 
 @pytest.fixture(scope="module")
-def names() -> Names:
-    return Names(8)
-
-
-@pytest.fixture(scope="module")
 def gateway(session_kafka: Broker, names: Names) -> Iterator[Gateway]:
     with serving(any_topic(session_kafka.servers, names)) as gateway:
         yield gateway

@@ -6,22 +6,14 @@ import asyncio
 import base64
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 import httpx
 import pytest
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -32,64 +24,26 @@ from support.certificates import Authority
 from support.clients.client import Event
 from support.clients.raw import RawClient
 from support.gateways import config_for, running_gateway
-from support.needs import absent
 from support.oracle import Oracle
 from support.proxy import Api, KafkaProxy
+from support.secured import allow, jwt
 from support.served import served
 
 from gateway.core.record import TopicPartition
-from gateway.errors import LocalBrokerError
-from gateway.kafka.local import LocalKafka, Security
-from gateway.kafka.local.node import Node
+from gateway.kafka.local import LocalKafka
 
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
 TOPIC = "guarded"
 READERS = ("User:carol", "User:CN=client")
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def secured(authority: Authority) -> Iterator[LocalKafka]:
-    """A broker with every listener; `READERS` may read the topic, and who shows nothing."""
-    security = Security(
-        users={"carol": "pw", "mallory": "pw"},
-        mechanisms=MECHANISMS,
-        certificate=authority.signed("broker"),
-        authority=authority.path,
-        client_auth="requested",
-        acl=True,
-    )
-    kafka = LocalKafka(security=security)
-    try:
-        kafka.start()
-    except LocalBrokerError as error:
-        absent(str(error))
-    try:
-        admin = Admin(kafka.bootstrap)
-        admin.create_topic(TOPIC, 3)
-        for granted in admin.client.create_acls([may_read(who) for who in READERS]).values():
-            granted.result(30)
-        yield kafka
-    finally:
-        kafka.close()
-
-
-def may_read(principal: str) -> AclBinding:
-    pattern = (ResourceType.TOPIC, TOPIC, ResourcePatternType.LITERAL)
-    return AclBinding(*pattern, principal, "*", AclOperation.READ, AclPermissionType.ALLOW)
-
-
-def jwt(**claims: Any) -> str:
-    """An unsecured one, RFC 7519 6."""
-    claims = {"sub": "carol", "iat": time.time() - 10, "exp": time.time() + 600} | claims
-    parts = (
-        base64.urlsafe_b64encode(json.dumps(part).encode()) for part in ({"alg": "none"}, claims)
-    )
-    return ".".join(part.decode().rstrip("=") for part in parts) + "."
+def secured(session_secured: LocalKafka) -> LocalKafka:
+    """`READERS` may read the topic, and who shows nothing."""
+    admin = Admin(session_secured.bootstrap)
+    admin.create_topic(TOPIC, 3)
+    for principal in READERS:
+        allow(admin, principal, TOPIC, AclOperation.READ)
+    return session_secured
 
 
 def configured(kafka: LocalKafka, listener: str, **security: Any) -> dict[str, Any]:
@@ -250,46 +204,24 @@ async def test_every_codec_of_the_producers_is_read(kafka: Broker):
         assert names == {"gateway-codecs"}
 
 
-class Racks(LocalKafka):
-    """Node N is in rack-N."""
-
-    def _properties_of(self, node: Node) -> dict[str, str]:
-        return {**super()._properties_of(node), "broker.rack": f"rack-{node.id}"}
-
-
-@asynccontextmanager
-async def three_racks() -> Any:
-    selector = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
-    try:
-        async with Racks(3, properties={"replica.selector.class": selector}) as kafka:
-            yield kafka
-    except LocalBrokerError as error:
-        absent(str(error))
-
-
-async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it():
+async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it(kafka3: Broker):
     """KIP-392: the leader names the replica of the gateway's rack, which then is asked."""
-    async with three_racks() as kafka:
-        servers = ",".join(kafka.bootstrap)
-        admin = Admin(kafka.bootstrap)
-        admin.create_topic("spread", assignment=[[1, 2, 3], [2, 1, 3]])
-        admin.wait_in_sync()
-        async with Oracle(servers) as oracle, KafkaProxy.around(servers) as network:
-            config = config_for(network.bootstrap, ["spread"], kafka={"rack": "rack-3"})
-            async with (
-                running_gateway(config) as gateway,
-                RawClient(f"{gateway.base_url}/records/spread") as client,
-            ):
-                await client.wait(1)
-                await oracle.produce("spread", 20)
-                await client.wait(has(20))
-                before = {node: network[node].to_client for node in (1, 2, 3)}
-                padding = {"padding": "x" * 5000}
-                await oracle.produce("spread", 100, fields=padding)
-                await client.wait(has(120))
-                oracle.check_events(
-                    client.events, start={TopicPartition("spread", n): 0 for n in (0, 1)}
-                )
-            came = {node: network[node].to_client - before[node] for node in (1, 2, 3)}
-            assert came[3] > 400_000, came
-            assert came[1] + came[2] < 100_000, came
+    name = await asyncio.to_thread(lambda: kafka3.topic(assignment=[[1, 2, 3], [2, 1, 3]]))
+    await asyncio.to_thread(kafka3.admin.wait_in_sync)
+    async with Oracle(kafka3.servers) as oracle, KafkaProxy.around(kafka3.servers) as network:
+        config = config_for(network.bootstrap, [name], kafka={"rack": "rack-3"})
+        async with (
+            running_gateway(config) as gateway,
+            RawClient(f"{gateway.base_url}/records/{name}") as client,
+        ):
+            await client.wait(1)
+            await oracle.produce(name, 20)
+            await client.wait(has(20))
+            before = {node: network[node].to_client for node in (1, 2, 3)}
+            padding = {"padding": "x" * 5000}
+            await oracle.produce(name, 100, fields=padding)
+            await client.wait(has(120))
+            oracle.check_events(client.events, start={TopicPartition(name, n): 0 for n in (0, 1)})
+        came = {node: network[node].to_client - before[node] for node in (1, 2, 3)}
+        assert came[3] > 400_000, came
+        assert came[1] + came[2] < 100_000, came

@@ -6,7 +6,6 @@ One gateway with an embedded Kafka serves the module; each test has a topic of i
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import os
 import pty
@@ -14,7 +13,6 @@ import re
 import select
 import signal
 import sys
-import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +20,8 @@ from pathlib import Path
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from support.any_topic import TOPIC, serving
+from support.any_topic import TOPIC, Names, serving
+from support.brokers import embedded_kafka
 from support.certificates import Authority
 from support.gateways import Gateway, config_for, running_gateway
 from support.heard import GapEvent
@@ -38,8 +37,7 @@ from gateway.core.token import decode
 from gateway.kafka.embedded import EmbeddedKafka
 
 PARTITIONS = 3
-NAMES = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(40)]
-_next = itertools.count()
+NAMES = Names(40)
 
 
 def configuration(servers: str) -> dict:
@@ -49,13 +47,10 @@ def configuration(servers: str) -> dict:
         {"when": [{"path": f"/{name}/{{topic}}"}], "with": {**narrowed, "format": format}}
         for name, format in (("records", "envelope"), ("events", "value"))
     ]
-    return config_for(servers, NAMES, routes=routes)
+    return config_for(servers, NAMES.all, routes=routes)
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka() as kafka:
-        yield kafka
+kafka = embedded_kafka()
 
 
 @pytest.fixture(scope="module")
@@ -71,15 +66,7 @@ def gateway(servers: str) -> Iterator[Gateway]:
 
 @pytest.fixture
 def topic(kafka: EmbeddedKafka) -> str:
-    name = NAMES[next(_next)]
-    kafka.create_topic(name, PARTITIONS)
-    return name
-
-
-@pytest.fixture
-async def oracle(servers: str) -> AsyncIterator[Oracle]:
-    async with Oracle(servers) as oracle:
-        yield oracle
+    return NAMES.create(kafka, PARTITIONS)
 
 
 def zero(topic: str) -> dict[TopicPartition, int]:
@@ -172,8 +159,7 @@ async def test_topics_are_followed_without_a_gateway(
     servers: str, kafka: EmbeddedKafka, topic: str, oracle: Oracle, tmp_path: Path
 ):
     """The same tokens, too: what it began a gateway may go on with, and the other way."""
-    other = NAMES[next(_next)]
-    kafka.create_topic(other, 1)
+    other = NAMES.create(kafka)
     start = {**zero(topic), TopicPartition(other, 0): 0}
     await oracle.produce(topic, 20)
     await oracle.produce(other, 20)
@@ -361,10 +347,10 @@ async def test_a_gap_is_told_and_only_strictly_a_failure(
 
 
 async def test_a_path_that_is_none_is_answered_with_the_nearest(gateway: Gateway):
-    async with tail(f"{gateway.base_url}/recrods/{NAMES[0]}") as it:
+    async with tail(f"{gateway.base_url}/recrods/{NAMES.all[0]}") as it:
         assert await it.ended() == 1
     assert it.err.startswith("gateway: 404: ")
-    assert f"did you mean /records/{NAMES[0]}?" in it.err
+    assert f"did you mean /records/{NAMES.all[0]}?" in it.err
     assert it.err.count("\n") == 1
 
 

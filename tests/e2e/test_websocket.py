@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.any_topic import serving
 from support.bad_messages import Bad, every
+from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for, route, running_gateway
 from support.multiplex import Multiplex
 from support.oracle import Oracle
@@ -22,11 +23,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 TOPICS = {"orders": 2, "calm": 1}
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(TOPICS) as kafka:
-        yield kafka
+kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +32,6 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
     listen = {"websocket": {"compression": True}}
     with serving(config_for(kafka.bootstrap, [*TOPICS, "missing"], listen=listen)) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
-    async with Oracle(",".join(kafka.bootstrap)) as oracle:
-        yield oracle
 
 
 async def test_what_is_said_wrongly_is_an_error_that_names_it_and_all_streams_go_on(

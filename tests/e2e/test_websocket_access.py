@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from support.brokers import embedded_kafka
 from support.gateways import config_for
 from support.in_process import in_process
 from support.multiplex import Multiplex
@@ -36,10 +37,7 @@ class Doorman:
             raise RequestError(403, "Forbidden", "this token opens another stream")
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka({"orders": 1, "stock": 1}) as kafka:
-        yield kafka
+kafka = embedded_kafka({"orders": 1, "stock": 1})
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.any_topic import serving
+from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.gateways import Gateway, config_for
 from support.heard import heard
@@ -26,11 +27,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 TOPICS = {"orders": 3, "stock": 2, "many": 500}
 KEYS = [f"key-{n}" for n in range(7)]  # the oracle's, in turn
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(TOPICS) as kafka:
-        yield kafka
+kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +47,6 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
     routes.append({"when": [{"path": "/fixed"}], "with": {"topic": "orders"}})
     with serving(config_for(kafka.bootstrap, TOPICS, routes)) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
-    async with Oracle(",".join(kafka.bootstrap)) as oracle:
-        yield oracle
 
 
 @asynccontextmanager

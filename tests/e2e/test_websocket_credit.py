@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from support.any_topic import serving
+from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for
 from support.heard import GapEvent, heard
 from support.multiplex import Multiplex
@@ -21,11 +22,7 @@ TOPICS = {"orders": 3, "stock": 2, "large": 2, "one": 1, "two": 2}
 PAD = {"pad": "x" * 10_000}  # 150 of these are more than a ring holds
 RING = 150
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(TOPICS) as kafka:
-        yield kafka
+kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +40,6 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
     small = [{"name": name, "cache": {"bytes": "64KiB"}} for name in TOPICS]
     with serving(config_for(kafka.bootstrap, small, routes)) as gateway:
         yield gateway
-
-
-@pytest.fixture
-async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
-    async with Oracle(",".join(kafka.bootstrap)) as oracle:
-        yield oracle
 
 
 def key(n: int) -> dict[str, Any]:

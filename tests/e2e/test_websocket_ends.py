@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import socket as sockets
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from random import Random
 from typing import Any
 
-import pytest
+from support.brokers import embedded_kafka
 from support.clients.websocket import WebSocketClient
 from support.gateways import config_for, route, running_gateway
 from support.heard import heard
@@ -28,17 +27,7 @@ ZERO = {TopicPartition("orders", p): 0 for p in range(3)}
 SOCKETS = 200
 BEFORE = 40  # of them, until all is there that stays
 
-
-@pytest.fixture
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(TOPICS) as kafka:
-        yield kafka
-
-
-@pytest.fixture
-async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
-    async with Oracle(",".join(kafka.bootstrap)) as oracle:
-        yield oracle
+kafka = embedded_kafka(TOPICS, scope="function")
 
 
 def config(kafka: EmbeddedKafka) -> dict[str, Any]:

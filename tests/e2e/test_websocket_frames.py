@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.any_topic import serving
 from support.bad_frames import BAD_EXTENSIONS, CLOSED, COMPRESSED, CUT, REFUSED, UNFIT_EXTENSIONS
+from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for, running_gateway
 from support.neighbour import Neighbour, neighbour
 from support.raw_http import get
@@ -32,11 +33,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 TOPICS = {"orders": 2, "calm": 3}
 HELLO = b'{"type": "ping", "id": "hello"}'
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(TOPICS) as kafka:
-        yield kafka
+kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
-import pytest
+from support.brokers import embedded_kafka
 from support.clients.raw import RawClient
 from support.gateways import Gateway, config_for, running_gateway
 from support.heard import heard
@@ -31,17 +30,7 @@ CLIENTS = 40
 PARTITIONS = 3
 START = {TopicPartition("orders", p): 0 for p in range(PARTITIONS)}
 
-
-@pytest.fixture
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka({"orders": PARTITIONS}) as kafka:
-        yield kafka
-
-
-@pytest.fixture
-async def oracle(kafka: EmbeddedKafka) -> AsyncIterator[Oracle]:
-    async with Oracle(",".join(kafka.bootstrap)) as oracle:
-        yield oracle
+kafka = embedded_kafka({"orders": PARTITIONS}, scope="function")
 
 
 def config(kafka: EmbeddedKafka, **listen: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from gateway.kafka.offsets import (
 
 
 async def test_ends_and_times_are_listed_for_each_partition(kafka, topic):
-    name = topic(partitions=2)
+    name = topic(partitions=2, configs={"retention.ms": "-1"})  # they are old
     sent = [Sent(b"%d" % n, partition=0, timestamp=1_700_000_000_000 + n) for n in range(10)]
     await produce(kafka.bootstrap, name, sent)
     await asyncio.to_thread(kafka.admin.delete_records, name, {0: 2})

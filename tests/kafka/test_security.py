@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import ssl
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.admin import Admin
 from support.certificates import Authority
-from support.needs import absent
+from support.secured import jwt
 from support.until import until
 
 from gateway.config.security import Security
-from gateway.errors import AccessDenied, AuthenticationFailed, KafkaError, LocalBrokerError
+from gateway.errors import AccessDenied, AuthenticationFailed, KafkaError
 from gateway.kafka.cluster import Cluster, ClusterSettings
 from gateway.kafka.local import LocalKafka
-from gateway.kafka.local import Security as BrokerSecurity
 from gateway.kafka.security import credentials
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("authority"))
-
-
-@pytest.fixture(scope="module")
-def secured(authority: Authority) -> Iterator[LocalKafka]:
-    security = BrokerSecurity(
-        users={"carol": "pw"},
-        mechanisms=("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
-        certificate=authority.signed("broker"),
-        authority=authority.path,
-        client_auth="requested",
-        acl=True,
-    )
-    kafka = LocalKafka(security=security)
-    try:
-        kafka.start()
-    except LocalBrokerError as error:
-        kafka.close()
-        absent(str(error))
-    try:
-        Admin(kafka.bootstrap).create_topic("secret")
-        yield kafka
-    finally:
-        kafka.close()
+def secured(session_secured: LocalKafka) -> LocalKafka:
+    Admin(session_secured.bootstrap).create_topic("secret")
+    return session_secured
 
 
 def configured(**raw: Any) -> Security:
@@ -62,15 +36,6 @@ async def outcome(servers: list[str], security: Security) -> KafkaError | None:
     async with Cluster(settings) as cluster:
         await until(lambda: cluster.reachable or cluster.error)
         return cluster.error
-
-
-def jwt(**claims: Any) -> str:
-    """An unsecured one, RFC 7519 6."""
-    claims = {"sub": "carol", "iat": time.time() - 10, "exp": time.time() + 600} | claims
-    parts = (
-        base64.urlsafe_b64encode(json.dumps(part).encode()) for part in ({"alg": "none"}, claims)
-    )
-    return ".".join(part.decode().rstrip("=") for part in parts) + "."
 
 
 async def test_a_refusal_is_still_told_as_one_while_it_waits_to_try_again(secured):

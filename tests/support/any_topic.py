@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import pytest
 from support.brokers import Broker
 from support.gateways import Gateway, config_for, running_gateway
+
+from gateway.kafka.embedded import EmbeddedKafka
 
 TOPIC = "${params.topic}"
 
@@ -23,6 +27,7 @@ ROUTES: Mapping[str, Mapping[str, Any]] = {
     "brief": {"maxLifetime": "1s"},
     "recent": {"format": "envelope", "history": "1h"},
     "forgetful": {"format": "envelope", "history": "none"},
+    "plain": {"compression": "none"},
 }
 """`/NAME/TOPIC` answers with these options."""
 
@@ -34,12 +39,37 @@ class Names:
         self.all: Sequence[str] = [f"test-{uuid.uuid4().hex[:12]}" for _ in range(count)]
         self._next = itertools.count()
 
-    def create(self, broker: Broker, partitions: int = 1, configs: Any = None) -> str:
-        """A new topic, deleted with the test like every one of the broker's."""
+    def create(self, kafka: Broker | EmbeddedKafka, partitions: int = 1, **how: Any) -> str:
+        """A new topic; that of a real broker goes with the test."""
         name = self.all[next(self._next)]
-        broker.admin.create_topic(name, partitions, configs=configs)
-        broker._topics.append(name)
+        kafka.create_topic(name, partitions, **how)
         return name
+
+
+@pytest.fixture(scope="module")
+def names() -> Names:
+    return Names()
+
+
+def any_topic_gateway() -> Any:
+    """A fixture: the gateway of a module, before the module's own `kafka`."""
+
+    @pytest.fixture(scope="module")
+    def gateway(kafka: EmbeddedKafka, names: Names) -> Iterator[Gateway]:
+        with serving(any_topic(",".join(kafka.bootstrap), names)) as gateway:
+            yield gateway
+
+    return gateway
+
+
+def named_topic() -> Any:
+    """A fixture: `topic(partitions)` creates one that the gateway is configured for."""
+
+    @pytest.fixture
+    def topic(kafka: Broker | EmbeddedKafka, names: Names) -> Callable[..., str]:
+        return partial(names.create, kafka)
+
+    return topic
 
 
 def any_topic(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,14 +18,20 @@ from typing import Any
 import pytest
 from support.admin import Admin
 from support.needs import absent
+from support.oracle import Oracle
 
 from gateway.errors import LocalBrokerError
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import LocalKafka
+from gateway.kafka.local.node import Node
 from gateway.kafka.local.properties import FAST_RETENTION, SINGLE
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
 PROPERTIES = {"auto.create.topics.enable": "false"}
+# KIP-392: who says its rack is sent to the replica there; nobody else is.
+NEAREST = {
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+}
 
 
 @dataclass
@@ -54,9 +61,13 @@ class Broker:
     ) -> str:
         """Create a topic with a name of its own; ready to be written when this returns."""
         name = f"test-{uuid.uuid4().hex[:12]}"
-        self.admin.create_topic(name, partitions, replication, configs, assignment)
-        self._topics.append(name)
+        self.create_topic(name, partitions, replication, configs, assignment)
         return name
+
+    def create_topic(self, name: str, *how: Any, **more: Any) -> None:
+        """One with this name, that goes with the test; how, more: as of `Admin.create_topic`."""
+        self.admin.create_topic(name, *how, **more)
+        self._topics.append(name)
 
     def heal(self) -> None:
         """Undo kills and freezes: every node up, every partition led and in sync again."""
@@ -105,12 +116,15 @@ def retention_kafka(kafka: Broker) -> Broker:
 def session_kafka3() -> Iterator[Broker]:
     if os.environ.get("GATEWAY_TEST_KAFKA"):
         absent("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
-    yield from _local(3, fast_failover=True)
+    kafka = Racks(3, properties=PROPERTIES | NEAREST, fast_retention=True, fast_failover=True)
+    with started(kafka):
+        yield Broker(kafka.bootstrap, kafka, fast_retention=True)
 
 
 @pytest.fixture
 def kafka3(session_kafka3: Broker) -> Iterator[Broker]:
-    """Three brokers with fast failover; what the test killed or froze is healed after it."""
+    """Three brokers in racks of their own, with fast failover; what the test killed or froze is
+    healed after it."""
     assert session_kafka3.local is not None
     nodes = session_kafka3.local.nodes
     before = [node.pid for node in nodes]
@@ -125,6 +139,27 @@ def embedded() -> Iterator[EmbeddedKafka]:
     """An in-process mock cluster of one broker, with no topics yet."""
     with EmbeddedKafka() as kafka:
         yield kafka
+
+
+def embedded_kafka(topics: Mapping[str, int] | None = None, *, scope: Any = "module") -> Any:
+    """A fixture, to be named `kafka` by a module that needs no real one: the same mock cluster.
+
+    topics: name -> number of partitions. scope: "module" or "function".
+    """
+
+    @pytest.fixture(scope=scope)
+    def kafka() -> Iterator[EmbeddedKafka]:
+        with EmbeddedKafka(topics) as kafka:
+            yield kafka
+
+    return kafka
+
+
+@pytest.fixture
+async def oracle(kafka: Broker | EmbeddedKafka) -> AsyncIterator[Oracle]:
+    """Writes to the `kafka` of the module, and judges what came of it."""
+    async with Oracle(",".join(kafka.bootstrap)) as oracle:
+        yield oracle
 
 
 def docker_answers() -> bool:
@@ -146,13 +181,26 @@ def _container() -> Iterator[Broker]:
         yield Broker([container.get_bootstrap_server()], fast_retention=True)
 
 
-def _local(nodes: int = 1, **options: Any) -> Iterator[Broker]:
-    kafka = LocalKafka(nodes, properties=PROPERTIES, fast_retention=True, **options)
+def _local() -> Iterator[Broker]:
+    with started(LocalKafka(properties=PROPERTIES, fast_retention=True)) as kafka:
+        yield Broker(kafka.bootstrap, kafka, fast_retention=True)
+
+
+class Racks(LocalKafka):
+    """Node N is in rack-N."""
+
+    def _properties_of(self, node: Node) -> dict[str, str]:
+        return {**super()._properties_of(node), "broker.rack": f"rack-{node.id}"}
+
+
+@contextmanager
+def started(kafka: LocalKafka) -> Iterator[LocalKafka]:
+    """Ended with the block; what it lacks where it cannot start is the reason for a skip."""
     try:
         kafka.start()
     except LocalBrokerError as error:
         absent(str(error))
     try:
-        yield Broker(kafka.bootstrap, kafka, fast_retention=True)
+        yield kafka
     finally:
         kafka.close()

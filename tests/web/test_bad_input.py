@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Producer
 from support.any_topic import serving
 from support.bad_requests import BODIES, HEADS
+from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for
 from support.neighbour import Neighbour, neighbour
 from support.raw_http import Answer, Wire, exchange, get
@@ -27,11 +28,7 @@ MIB = 1024 * 1024
 TOPICS = {"orders": 3, "other": 3, "odd": 1, "busy": 1, "calm": 3}
 EVENT_SOURCE = (b"Accept: text/event-stream", b"Sec-Fetch-Mode: cors")
 
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(TOPICS) as kafka:
-        yield kafka
+kafka = embedded_kafka(TOPICS)
 
 
 @pytest.fixture(scope="module")

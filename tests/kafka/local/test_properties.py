@@ -2,90 +2,34 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import ssl
-import time
 
 import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.errors import KafkaConnectionError, TopicAuthorizationFailedError
-from confluent_kafka.admin import (
-    AclBinding,
-    AclOperation,
-    AclPermissionType,
-    ResourcePatternType,
-    ResourceType,
-)
+from confluent_kafka.admin import AclOperation
 from support.admin import Admin
-from support.certificates import Authority
-from support.needs import absent
 from support.records import produce
-
-from gateway.errors import LocalBrokerError
-from gateway.kafka.local import LocalKafka, Security
-
-MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
+from support.secured import MECHANISMS, allow, jwt
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def secured(authority):
-    """Every listener there is, and ACLs; alice may write topic `hers`."""
-    security = Security(
-        users={"alice": "in wonderland", "bob": "builder"},
-        mechanisms=MECHANISMS,
-        certificate=authority.signed("broker"),
-        authority=authority.path,
-        client_auth="requested",
-        acl=True,
-    )
-    try:
-        with LocalKafka(security=security) as kafka:
-            admin = Admin(kafka.bootstrap)
-            admin.create_topic("hers")
-            allow(admin, "User:alice", "hers")
-            allow(admin, "User:CN=alice", "hers")
-            yield kafka
-    except LocalBrokerError as error:
-        absent(str(error))
-
-
-def allow(admin, principal, topic):
-    rule = AclBinding(
-        ResourceType.TOPIC,
-        topic,
-        ResourcePatternType.LITERAL,
-        principal,
-        "*",
-        AclOperation.ALL,
-        AclPermissionType.ALLOW,
-    )
-    for future in admin.client.create_acls([rule]).values():
-        future.result(20)
+def secured(session_secured):
+    """Alice may write topic `hers`."""
+    admin = Admin(session_secured.bootstrap)
+    admin.create_topic("hers")
+    for principal in ("User:alice", "User:CN=alice"):
+        allow(admin, principal, "hers", AclOperation.ALL)
+    return session_secured
 
 
 class Unsecured(AbstractTokenProvider):
-    """An unsecured JWT (RFC 7519 6)."""
-
     def __init__(self, subject):
         self._subject = subject
 
     async def token(self):
-        now = int(time.time())
-        parts = {"alg": "none"}, {"sub": self._subject, "iat": now, "exp": now + 600}
-        return (
-            ".".join(
-                base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
-                for part in parts
-            )
-            + "."
-        )
+        return jwt(sub=self._subject)
 
 
 def sasl(mechanism, user="alice", password="in wonderland", protocol="SASL_PLAINTEXT"):
