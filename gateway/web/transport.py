@@ -35,8 +35,6 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 from uvicorn.protocols.utils import is_ssl
-from websockets.datastructures import Headers
-from websockets.http11 import Request
 
 from ..errors import RequestError
 from . import head
@@ -78,6 +76,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _most = 0
     _open = 0
     _deaf = False
+    _upgrades: bool | None = None
     _refusal: RequestError | None = None
     running: RequestResponseCycle | None = None
     _offer: Offer | None = None
@@ -87,6 +86,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # `_most`:    bytes since the buffer in which the head began, that buffer included.
     # `_open`:    requests handed to the application and not answered to the end.
     # `_deaf`:    a request was refused; no more are read from this connection.
+    # `_upgrades`: the latest request is for a WebSocket; None while nobody asked.
     # `_refusal`: it waits for the answers before it.
     # `running`:  the request that is being answered.
     # `_offer`:   made to the application for the latest request.
@@ -169,15 +169,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self.connections.discard(self)
         of_ours = cast("type[WebSocketProtocol]", self.ws_protocol_class)
         protocol = of_ours(self.config, self.server_state, self.app_state)
-        headers = [(name.decode(), value.decode("latin-1")) for name, value in self.headers]
-        request = Request(
-            path=self.url.decode(),
-            headers=Headers(headers),
-            method=self.parser.get_method().decode(),
-            protocol=f"HTTP/{self.parser.get_http_version()}",
-        )
         self.parser = None  # type: ignore[assignment]  # or each would keep the other
-        protocol.begin(self.transport, request, behind)
+        protocol.begin(self.transport, self.scope, self.url, behind)
         self.transport.set_protocol(protocol)
 
     # Streams. (`outlet`)
@@ -245,10 +238,15 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._phase = HEAD
+        self._phase, self._upgrades = HEAD, None
         self._size = 0
         if self._timer is not None:
             self._disarm()
+
+    def _should_upgrade(self) -> bool:
+        if self._upgrades is None:  # uvicorn asks four times
+            self._upgrades = super()._should_upgrade()
+        return self._upgrades
 
     def on_headers_complete(self) -> None:
         self._check()

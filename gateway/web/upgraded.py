@@ -23,21 +23,24 @@ from typing import Any, cast
 from urllib.parse import unquote
 from weakref import WeakKeyDictionary
 
+from uvicorn._types import HTTPScope
 from uvicorn.config import Config
-from uvicorn.protocols.utils import ClientDisconnected, get_local_addr, get_remote_addr, is_ssl
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.server import ServerState
 from websockets.datastructures import Headers
-from websockets.http11 import Request, Response
+from websockets.http11 import Response
 
 from ..wire import websocket
 from ..wire.reader import Reader
-from .handshake import HANDSHAKES
+from .handshake import HANDSHAKES, Asked
 from .outlet import TAKEOVER
 from .peer import Peer
 from .pulse import Pulse
 from .socket import GONE, Listener, Socket
 
 log = logging.getLogger(__name__)
+
+PROTOCOLS = b"sec-websocket-protocol"
 
 _pulses: WeakKeyDictionary[ServerState, Pulse] = WeakKeyDictionary()
 
@@ -73,11 +76,16 @@ class WebSocketProtocol(asyncio.Protocol):
         self._over = self._taken = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, transport: asyncio.Transport, request: Request, behind: bytes) -> None:
-        """Take over a connection. behind: what came after the head."""
+    def begin(
+        self, transport: asyncio.Transport, asked: HTTPScope, target: bytes, behind: bytes
+    ) -> None:
+        """Take over a connection. asked: of the request, as far as uvicorn fills it in for an
+        upgrade. behind: what came after the head."""
         self.transport = transport
         self._server.connections.add(self)  # type: ignore[arg-type]
-        agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].answer(request)
+        path, headers = target.decode(), cast("list[tuple[bytes, bytes]]", asked["headers"])
+        told = Asked(asked["method"], path, asked["http_version"], headers)
+        agreed = HANDSHAKES[bool(self._config.ws_per_message_deflate)].answer(told)
         if isinstance(agreed, Response):
             self._refuse(agreed)
             return
@@ -85,31 +93,30 @@ class WebSocketProtocol(asyncio.Protocol):
         self._reader = Reader(agreed.window)
         if behind:
             self._reader.feed(behind)
-        task = self._loop.create_task(self._run(self._scope_of(request)))
+        task = self._loop.create_task(self._run(self._scope_of(asked, path)))
         self._server.tasks.add(task)
         task.add_done_callback(self._server.tasks.discard)
 
-    def _scope_of(self, request: Request) -> dict[str, Any]:
-        path, _, query = request.path.partition("?")
-        root = self._config.root_path
-        offered = request.headers.get_all("Sec-WebSocket-Protocol")
+    def _scope_of(self, asked: HTTPScope, target: str) -> dict[str, Any]:
+        path, _, query = target.partition("?")
+        root = asked["root_path"]
+        offered = [value for name, value in asked["headers"] if name == PROTOCOLS]
         return {
             "type": "websocket",
             "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
             "http_version": "1.1",
-            "scheme": "wss" if is_ssl(self.transport) else "ws",
-            "server": get_local_addr(self.transport),
-            "client": get_remote_addr(self.transport),
+            "scheme": "wss" if asked["scheme"] == "https" else "ws",
+            "server": asked["server"],
+            "client": asked["client"],
             "root_path": root,
-            "path": root + unquote(path),
+            "path": root + (unquote(path) if "%" in path else path),
             "raw_path": (root + path).encode("ascii"),
             "query_string": query.encode("ascii"),
-            "headers": [
-                (name.encode("ascii"), value.encode("latin-1"))
-                for name, value in request.headers.raw_items()
+            "headers": asked["headers"],
+            "subprotocols": [
+                each.strip() for value in offered for each in value.decode("latin-1").split(",")
             ],
-            "subprotocols": [each.strip() for value in offered for each in value.split(",")],
-            "state": self._app_state.copy(),
+            "state": asked["state"],
             "extensions": {"websocket.http.response": {}, TAKEOVER: self._take},
         }
 

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import bad_frames
-from websockets.datastructures import Headers
 from websockets.http11 import Request, Response
 from websockets.server import ServerProtocol
 
-from gateway.web.handshake import HANDSHAKES, Agreed
+from gateway.web.handshake import HANDSHAKES, Agreed, Asked
 
 LINES = {
     "Connection": "Upgrade",
@@ -20,10 +20,15 @@ LINES = {
 }
 
 
-def request(offer: str = "", **lines: str) -> Request:
+def request(offer: str = "", **lines: str) -> Asked:
     named = {name.replace("_", "-"): text for name, text in lines.items()}
     extensions = {"Sec-WebSocket-Extensions": offer} if offer else {}
-    return Request("/", Headers(LINES | named | extensions))
+    return asked_by((LINES | named | extensions).items())
+
+
+def asked_by(lines: Iterable[tuple[str, str]], method: str = "GET", version: str = "1.1") -> Asked:
+    named = [(name.lower().encode(), text.encode()) for name, text in lines]
+    return Asked(method, "/", version, named)
 
 
 def answer(offer: str = "", *, compression: bool = True, **lines: str) -> Agreed:
@@ -57,10 +62,10 @@ def test_what_is_answered_at_once_is_answered_as_the_library_would(
     odd = data.draw(st.sampled_from(sorted(VALUES)))
     values = data.draw(st.lists(st.sampled_from(VALUES[odd]), max_size=2))
     method = data.draw(st.sampled_from(["GET", "POST"]))
-    protocol = data.draw(st.sampled_from(["HTTP/1.1", "HTTP/1.0"]))
+    version = data.draw(st.sampled_from(["1.1", "1.0"]))
     usual = [(name, text) for name, text in LINES.items() if name != odd]
-    told = Request("/", Headers([*usual, *((odd, text) for text in values)]), method, protocol)
-    library = HANDSHAKES[compression].accept(told)
+    told = asked_by([*usual, *((odd, text) for text in values)], method, version)
+    library = HANDSHAKES[compression].accept(told.request())
     agreed = HANDSHAKES[compression].answer(told)
     if isinstance(agreed, Agreed):
         del library.headers["Date"]

@@ -167,6 +167,8 @@ async def test_a_connection_has_the_state_that_is_read_and_set():
     protocol.on_message_begin()
     assert protocol.url == b"" and protocol.scope["headers"] is protocol.headers, HTTP + "scope"
     assert "extensions" not in protocol.scope, HTTP + "scope's extensions are ours alone"
+    handed_over = {"server", "client", "scheme", "root_path", "http_version", "headers", "state"}
+    assert handed_over <= protocol.scope.keys(), HTTP + "scope; `upgraded` builds on it"
 
 
 @pytest.mark.parametrize("loop", LOOPS)
