@@ -31,7 +31,7 @@ from gateway.errors import RequestError
 from gateway.hub import encoder, hub, pump
 from gateway.hub import page as pages
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web import ndjson, problems, query, routes, websocket, workers
+from gateway.web import ndjson, problems, produces, query, routes, session, workers
 from gateway.web.demo import CONFIG
 from gateway.web.transport import GatewayProtocol
 from gateway.wire import gzip
@@ -396,7 +396,7 @@ def test_the_sizes_of_ids_are_what_is_said():
         ("still there 10 s after `drainTimeout` is killed", workers.GRACE == 10),
         (
             "a socket has up to 100 of each",
-            (websocket.MOST_STREAMS, websocket.MOST_PRODUCES) == (100, 100),
+            (session.MOST_STREAMS, produces.MOST_PRODUCES) == (100, 100),
         ),
         ("at most 1,000 records", pages.RECORDS == 1000),
         ("ends beyond 1 MiB", pages.BYTES == 1 << 20),

@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 from ..core.record import Record, TopicPartition
 from ..errors import RequestError
 from .messages import Produce
+from .request import request_of, split
 from .routes import Match, Routes
-from .subscribed import request_of, split
 
 
 class Letter(NamedTuple):

@@ -14,7 +14,7 @@ from support.until import until
 from gateway.errors import RequestError
 from gateway.hub.client import Client
 from gateway.web.caller import Caller
-from gateway.web.websocket import MOST_OWED, MOST_WAITING, Session
+from gateway.web.session import MOST_STREAMS, Session
 from gateway.wire.websocket import messages
 
 
@@ -88,13 +88,6 @@ async def house() -> House:
     return made
 
 
-async def test_what_waits_for_nothing_is_answered_within_the_call_and_without_a_task(house: House):
-    for n in range(3):
-        house.say("ping", id=f"{n}")
-    assert [message["id"] for message in house.sent] == ["0", "1", "2"]
-    assert len(asyncio.all_tasks()) == 1
-
-
 async def test_what_comes_while_something_waits_is_done_behind_it_in_order(house: House):
     house.say("subscribe", id="a", path="/locked")
     house.say("ping", id="behind")
@@ -111,32 +104,6 @@ async def test_what_comes_while_something_waits_is_done_behind_it_in_order(house
     assert house.heard("end")[0]["reason"] == "unsubscribed"
     await until(lambda: len(asyncio.all_tasks()) == 1)
     assert house.went_on
-
-
-async def test_a_client_that_says_much_while_something_waits_is_not_heard_on(house: House):
-    house.say("token", jwt="late")  # nothing runs yet: there is nothing to be asked
-    await until(lambda: house.heard("renewed"))
-    house.say("subscribe", id="a", path="/locked")
-    for _ in range(MOST_WAITING):
-        assert not house.session.busy
-        house.say("ping")
-    assert house.session.busy
-    house.door.set()
-    await until(lambda: len(house.heard("pong")) == MOST_WAITING)
-    assert not house.session.busy and house.went_on
-
-
-async def test_a_client_that_takes_no_answers_is_not_heard_on(house: House):
-    """But its grants are, up to then: it may not read before it has said all it wants to."""
-    house.full = True
-    count = 0
-    while not house.session.busy:
-        house.say("ping", id="x" * 64)
-        count += 1
-    assert count > MOST_OWED / 200
-    house.full = False
-    house.session.drained()
-    assert not house.session.busy and house.went_on == 1
 
 
 async def test_what_goes_wrong_in_one_message_is_told_and_the_next_is_done(house: House):
@@ -204,6 +171,14 @@ async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_las
     (leave,) = idle.leaving
     leave()
     assert idle.code == 1012
+
+
+async def test_there_are_so_many_streams_and_no_more(house: House):
+    for n in range(MOST_STREAMS + 1):
+        house.say("subscribe", id=f"{n}", path=f"/{n}")
+    await until(lambda: house.heard("error"))
+    (error,) = house.heard("error")
+    assert (error["id"], error["code"]) == (f"{MOST_STREAMS}", "too-many-subscriptions")
 
 
 def test_an_idle_session_has_no_dictionary():

@@ -1,0 +1,57 @@
+"""The records that the client of one socket writes, while they are under way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import RequestError
+from ..hub.writer import Writer
+from .caller import Caller
+from .letter import letter_of
+from .messages import BadMessage, Produce
+from .routes import Routes
+
+MOST_PRODUCES = 100  # of one socket, under way
+
+
+class Produces:
+    """See the module. under_way: how many."""
+
+    __slots__ = ("_caller", "_routes", "_writer", "under_way")
+
+    def __init__(self, routes: Routes, caller: Caller) -> None:
+        self._routes = routes
+        self._caller = caller
+        self._writer: Writer | None = None
+        self.under_way = 0
+
+    def take_on(self, said: Produce, *, closing: bool) -> None:
+        """Raises RequestError if it comes too late, or is one too many."""
+        if self._routes.hub.draining or closing:
+            detail = "this connection is about to be closed; repeat it over a new one"
+            raise RequestError(503, "Draining", detail)
+        if self.under_way >= MOST_PRODUCES:
+            detail = f"{MOST_PRODUCES} records of this socket are under way; wait for 'produced'"
+            raise BadMessage("Too many produces", detail, said.id)
+        self.under_way += 1
+
+    async def write(self, said: Produce, path: str | None, token: str | None) -> dict[str, Any]:
+        """One that was taken on; what `produced` says of it. path: with its query; None to find one
+        by the topic. Raises RequestError and KafkaError, and HTTPException 404."""
+        if self._writer is None:
+            self._writer = self._routes.hub.publisher.writer()
+        try:
+            connection = self._caller.connection()
+            letter = await letter_of(self._routes, said, path, connection, token)
+            done = await self._writer.send(
+                letter.topic,
+                letter.key,
+                letter.value,
+                letter.headers,
+                idempotency_key=said.idempotency_key,
+                scope=letter.scope,
+            )
+        finally:
+            self.under_way -= 1
+        told = {"topic": done.topic, "partition": done.partition, "offset": done.offset}
+        return {**told, "repeated": True} if done.repeated else told

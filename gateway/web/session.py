@@ -1,0 +1,213 @@
+"""A session: the streams that the client of one socket has, and what it says of them.
+
+What the socket does not take holds up its own streams only, each in its ring.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from starlette.exceptions import HTTPException
+
+from ..errors import GatewayError
+from . import problems
+from .caller import Caller
+from .conversation import FAILED, NORMAL, POLICY, RESTART, TRY_AGAIN, Conversation, Work
+from .limits import Leave
+from .messages import BadMessage, Change, Credit, Ping, Produce, Said, Subscribe, Token, Unsubscribe
+from .produces import Produces
+from .request import Query, asked
+from .routes import Match, Routes
+from .socket import Socket
+from .subscribed import Subscribed
+
+log = logging.getLogger(__name__)
+
+MOST_STREAMS = 100  # on one socket
+
+
+class Session(Conversation):
+    """One accepted socket, and the hall of its streams.
+
+    token: what it came with. leave: called when it is over.
+
+    An idle one holds 0.25 KB, and as much for each stream beside its client. With all that is below
+    it a socket of `/ws` is 3.5 KB, one of a route's own path with its stream 4.9 (PSS, of 5,000).
+    """
+
+    __slots__ = (
+        "_closing", "_leave_place", "_leaving", "_own", "_produces", "_streams", "_token", "caller",
+        "routes",
+    )  # fmt: skip
+
+    # `_own`:     the stream of a route's own path.
+    # `_closing`: what to close with once the records under way are answered.
+
+    def __init__(self, routes: Routes, caller: Caller, token: str | None, leave: Leave) -> None:
+        super().__init__()
+        self.routes = routes
+        self.caller = caller
+        self._own: Subscribed | None = None
+        self._token = token
+        self._produces: Produces | None = None  # most sockets only listen
+        self._streams: dict[str | None, Subscribed] = {}
+        self._leaving = False
+        self._closing: tuple[int, str] | None = None
+        self._leave_place = leave
+
+    def start(self, socket: Socket, match: Match | None, path: str, query: Query) -> None:
+        """match: of the stream of a route's own path, which is `open`ed then; None on MULTIPLEX."""
+        self.socket = socket
+        hub = self.routes.hub
+        hub.leaving.add(self._leave)
+        if match is not None:
+            self._own = self._streams[None] = Subscribed(self, None, match, path, query, alone=True)
+        if hub.draining:  # since the handshake
+            self._leave()
+
+    async def open(self) -> None:
+        if self._own is not None:
+            await self._open(self._own)
+
+    def _leave(self) -> None:
+        """The gateway drains: `end` goes out on every stream, then the socket is closed."""
+        self._leaving = True
+        if not self._streams:
+            self._close(RESTART, "the gateway restarts; come back")
+
+    def _close(self, code: int, reason: str) -> None:
+        """Once every record that was taken on is answered."""
+        if self._produces is not None and self._produces.under_way:
+            self._closing = code, reason
+        else:
+            self.socket.close(code, reason)
+
+    def drained(self) -> None:
+        for stream in list(self._streams.values()):
+            stream.drained()
+        super().drained()
+
+    def lost(self, code: int, reason: str) -> None:
+        super().lost(code, reason)
+        self.routes.hub.leaving.discard(self._leave)
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+        self._own = None
+        self._leave_place()
+
+    # what the client says
+
+    def take(self, said: Said) -> Work | None:
+        match said:
+            case Subscribe():
+                return partial(self._subscribe, said)
+            case Change():
+                return partial(self._change, said)
+            case Token():
+                return partial(self._renew, said.jwt)
+            case Unsubscribe():
+                self._stream(said.id).stop()
+            case Credit():
+                self._stream(said.id).grant(said.n)
+            case Produce():
+                self._produce(said)
+            case Ping():
+                self.answer("pong", said.id)
+        return None
+
+    async def _subscribe(self, said: Subscribe) -> None:
+        if self._own is not None:
+            raise _bad("this socket is the stream of its path; subscribe on /ws", said.id)
+        if said.id in self._streams:
+            detail = f"'{said.id}' is in use; unsubscribe it, or change it"
+            raise BadMessage("Subscription exists", detail, said.id)
+        if len(self._streams) >= MOST_STREAMS:
+            detail = f"this socket has {MOST_STREAMS} streams; open another"
+            raise BadMessage("Too many subscriptions", detail, said.id)
+        path, query = asked(said)
+        match = self.routes.match(path)
+        await self._check(match, self._token)
+        stream = self._streams[said.id] = Subscribed(self, said.id, match, path, query)
+        self.do(self._open(stream))
+
+    async def _change(self, said: Change) -> None:
+        stream = self._stream(said.id)
+        match = stream.matches[-1]
+        if said.path is not None:
+            if self._own is not None:
+                raise _bad("this socket is the stream of its path; leave 'path' out", said.id)
+            match = self.routes.match(said.path.partition("?")[0])
+        await self._check(match, self._token)
+        await stream.change(said)
+
+    def _stream(self, label: str | None) -> Subscribed:
+        found = self._streams.get(label)
+        if found is None:
+            named = "this socket has no stream" if label is None else f"no subscription '{label}'"
+            raise BadMessage("Unknown subscription", f"{named}; subscribe first", label)
+        return found
+
+    async def _renew(self, jwt: str) -> None:
+        """The new token must be good for every stream that runs; the old one stays otherwise."""
+        for match in [each for stream in self._streams.values() for each in stream.matches]:
+            await self._check(match, jwt)
+        self._token = jwt
+        self.answer("renewed")
+
+    async def _check(self, match: Match, token: str | None) -> None:
+        await self.routes.check(match, self.caller.connection(), token)
+
+    # the hall of its streams
+
+    def reopen(self, stream: Subscribed) -> None:
+        self.do(self._open(stream, changed=True))
+
+    async def _open(self, stream: Subscribed, *, changed: bool = False) -> None:
+        try:
+            await stream.open(changed=changed)
+        except (GatewayError, HTTPException) as exc:
+            self.error(stream.label, exc)
+            self._end(stream, TRY_AGAIN if problems.status(exc) == 503 else POLICY)
+        except Exception as exc:
+            log.exception("the stream of %s failed", stream.path)
+            self.error(stream.label, exc)
+            self._end(stream, FAILED)
+
+    def ended(self, stream: Subscribed) -> None:
+        self._end(stream, RESTART if self.routes.hub.draining else NORMAL)
+
+    def _end(self, stream: Subscribed, code: int) -> None:
+        self._streams.pop(stream.label, None)
+        if self._own is not None:
+            self._close(code, stream.reason)
+        elif self._leaving and not self._streams:
+            self._close(RESTART, "the gateway restarts; come back")
+
+    def filled(self, stream: Subscribed) -> None:
+        if self._streams.pop(stream.label, None) is not None:
+            self._streams[stream.label] = stream  # `drained` comes to it last
+
+    # produce
+
+    def _produce(self, said: Produce) -> None:
+        if self._produces is None:
+            self._produces = Produces(self.routes, self.caller)
+        self._produces.take_on(said, closing=self._closing is not None)
+        self.do(self._write(self._produces, said))
+
+    async def _write(self, produces: Produces, said: Produce) -> None:
+        path = self._own.path if self._own is not None else said.path
+        try:
+            told = await produces.write(said, path, self._token)
+            self.answer("produced", said.id, **told)
+        except (GatewayError, HTTPException) as exc:
+            self.error(said.id, exc)
+        finally:
+            if self._closing is not None and not produces.under_way:
+                self.socket.close(*self._closing)
+
+
+def _bad(detail: str, about: str | None) -> BadMessage:
+    return BadMessage("Bad message", detail, about)
