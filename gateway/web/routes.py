@@ -21,7 +21,7 @@ from ..hub.resume import Start
 from ..hub.view import View
 from ..hub.wire import Wire
 from . import query
-from .access import Access, bearer
+from .access import NOBODY, Access, Granted, bearer
 from .limits import Limits
 from .views import Views
 
@@ -76,9 +76,13 @@ class Routes:
 
     async def check(
         self, match: Match, connection: HTTPConnection, token: str | None = None
-    ) -> None:
-        """Raises RequestError where access is denied. token: beats what the connection has."""
-        await self._access(match.route, match.params, connection, token or bearer(connection))
+    ) -> Granted:
+        """What is known of the client. Raises RequestError where access is denied.
+
+        token: beats what the connection has.
+        """
+        token = token or bearer(connection)
+        return await self._access(match.route, match.params, connection, token) or NOBODY
 
     async def open(
         self, match: Match, request: HTTPConnection, wire: Wire, *, page: int | None = None

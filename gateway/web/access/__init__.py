@@ -1,0 +1,39 @@
+"""Who may have a stream: the configured guards, and what an application that mounts the gateway
+hands in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from starlette.requests import HTTPConnection
+
+from ...config import Route
+from .credentials import bearer
+from .grant import NOBODY, Grant, Granted
+
+__all__ = ["NOBODY", "Access", "Grant", "Granted", "anyone", "bearer"]
+
+
+class Access(Protocol):
+    """Asked before every stream, and again when a client renews its token.
+
+    params: what the path pattern of the route found in the path, decoded.
+    token:  the bearer token of the `Authorization` header, of the WebSocket subprotocol
+            `bearer.<token>`, or of the last `token` message; None if there is none.
+    Returns what it knows of the client, or None. Raises RequestError 401 or 403, with what to do.
+    """
+
+    async def __call__(
+        self,
+        route: Route,
+        params: Mapping[str, str],
+        connection: HTTPConnection,
+        token: str | None,
+    ) -> Granted | None: ...
+
+
+async def anyone(
+    route: Route, params: Mapping[str, str], connection: HTTPConnection, token: str | None
+) -> None:
+    """Access for whoever reaches the port."""

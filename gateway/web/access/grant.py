@@ -1,0 +1,97 @@
+"""What guards say of a client: values, made once for a token and shared by all its streams."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one guard says of a client.
+
+    guard:      its name in the configuration.
+    identity:   who the client is, for this guard; never empty.
+    attributes: further claims, as text.
+    expires:    when it is over, in seconds since 1970; None if nothing ends it.
+    """
+
+    guard: str
+    identity: str
+    roles: frozenset[str] = frozenset()
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    expires: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attributes", dict(self.attributes))
+
+    def __hash__(self) -> int:
+        claims = frozenset(self.attributes.items())
+        return hash((self.guard, self.identity, self.roles, claims, self.expires))
+
+    @property
+    def subject(self) -> tuple[str, str]:
+        """Whose it is: what stays the same when it is renewed."""
+        return self.guard, self.identity
+
+
+class Granted(Mapping[str, Grant]):
+    """What all guards of a route say of a client, by their names, in the order of the route."""
+
+    __slots__ = ("_grants",)
+
+    def __init__(self, grants: Iterable[Grant] = ()) -> None:
+        self._grants = tuple(grants)
+
+    def __getitem__(self, guard: str) -> Grant:
+        for grant in self._grants:
+            if grant.guard == guard:
+                return grant
+        raise KeyError(guard)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([grant.guard for grant in self._grants])
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Granted) and self._grants == other._grants
+
+    def __hash__(self) -> int:
+        return hash(self._grants)
+
+    def __repr__(self) -> str:
+        return f"Granted({list(self._grants)!r})"
+
+    def __or__(self, other: Granted) -> Granted:
+        """Both; where both know a guard, what this one says of it."""
+        return Granted((*self._grants, *[each for each in other._grants if each.guard not in self]))
+
+    @property
+    def identity(self) -> str | None:
+        """Who the client is for the first guard; None if no guard knows it."""
+        return self._grants[0].identity if self._grants else None
+
+    @property
+    def subject(self) -> frozenset[tuple[str, str]]:
+        """Whose it is, for every guard: what stays the same when it is renewed."""
+        return frozenset([grant.subject for grant in self._grants])
+
+    @property
+    def expiring(self) -> Grant | None:
+        """The grant that is over first; None if none ever is."""
+        ending = [
+            (grant.expires, n) for n, grant in enumerate(self._grants) if grant.expires is not None
+        ]
+        return self._grants[min(ending)[1]] if ending else None
+
+    @property
+    def expires(self) -> float | None:
+        """When the first of them is over, in seconds since 1970; None if none ever is."""
+        first = self.expiring
+        return None if first is None else first.expires
+
+
+NOBODY = Granted()
+"""Of a client that nobody asked who it is."""
