@@ -290,6 +290,23 @@ def test_one_without_credit_that_the_ring_is_past_is_slow(credit: int):
     assert [line.split()[2] for line in got] == [str(offset) for offset in range(21)]
 
 
+@pytest.mark.parametrize("slow", [SlowClient.SKIP, SlowClient.DISCONNECT])
+def test_one_without_credit_is_not_slow_because_the_others_have_everything(slow: SlowClient):
+    """The ring was let go as if it had run past it: it skipped, or was disconnected, at once."""
+    gateway = Gateway()
+    rider, sub = gateway.subscribe(), gateway.subscribe(credit=1, slow=slow)
+    gateway.turn(*(record(A, offset) for offset in range(3)))
+    assert taken(sub) == ["record 0 0 -> 1 0"]
+    taken(rider)
+    gateway.channel.let_go()
+    assert taken(sub) == [] and sub.ended is None
+    sub.credit = 9
+    assert taken(sub) == ["record 0 1 -> 2 0", "record 0 2 -> 3 0"]
+    assert taken(sub) == [] and sub.alone is None
+    gateway.channel.let_go()
+    assert gateway.channel.first == gateway.channel.head, "all have everything now"
+
+
 def not_b(tp: TopicPartition) -> bool:
     return tp != B
 
