@@ -42,16 +42,10 @@ $(PLOTS): $(READY)
 demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
 	$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
-# What starts clusters and browsers and waits for them has the machine to itself; the rest is
-# shared out among its cores (2 minutes instead of 4 on two).
-ALONE := tests/e2e tests/kafka
+# Modules are shared out, the long ones first; how is told in tests/support/shares.py.
+SHARED := -n auto --dist loadgroup --no-loadscope-reorder
 test: setup lint types layers ## everything CI runs; ARGS="-k name" for some of it
-ifdef ARGS
-	$(BIN)/python -m pytest $(ARGS)
-else
-	$(BIN)/python -m pytest -n auto $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest $(ALONE)
-endif
+	$(BIN)/python -m pytest $(or $(ARGS),$(SHARED))
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .

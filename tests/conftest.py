@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.needs import need
 
-pytest_plugins = ["support.brokers", "support.any_topic", "support.secured"]
+pytest_plugins = ["support.brokers", "support.any_topic", "support.secured", "support.shares"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -116,9 +116,9 @@ def retention_kafka(kafka: Broker) -> Broker:
 def session_kafka3() -> Iterator[Broker]:
     if os.environ.get("GATEWAY_TEST_KAFKA"):
         absent("GATEWAY_TEST_KAFKA names a Kafka whose nodes are not ours to kill")
-    kafka = Racks(3, properties=PROPERTIES | NEAREST, fast_retention=True, fast_failover=True)
+    kafka = Racks(3, properties=PROPERTIES | NEAREST, fast_failover=True)
     with started(kafka):
-        yield Broker(kafka.bootstrap, kafka, fast_retention=True)
+        yield Broker(kafka.bootstrap, kafka)
 
 
 @pytest.fixture
