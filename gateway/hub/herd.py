@@ -16,14 +16,11 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..core.counted import Counted, Sum
 from ..core.position import Position
 from .client import Client, Standing
-
-if TYPE_CHECKING:
-    from .hub import Hub
 
 BOUND = 8 << 20  # bytes of pieces; a leader that is so far ahead waits
 OPEN = 1.0  # seconds for which a herd that nobody joins any more can be joined
@@ -192,10 +189,10 @@ class Herd:
 
 
 class Herds:
-    """All herds of a hub."""
+    """All herds of a hub. most: bytes that they may keep before no more are made."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._herds: dict[Hashable, Herd] = {}
         self._seen: dict[Hashable, float] = {}  # places from which one came back, and when
 
@@ -207,7 +204,7 @@ class Herds:
         alone, channel = subscription.alone, subscription.channel
         if alone is None or alone.is_picky or subscription.snapshot is not None:
             return None
-        if channel.fails or channel.tail.conflates or self._is_costly():
+        if channel.fails or channel.tail.conflates or self.size > self._most:
             return None
         places = frozenset(subscription.own.items())
         key = (subscription.channel, places, subscription.since)
@@ -236,9 +233,6 @@ class Herds:
     def size(self) -> int:
         """Bytes that all of them keep."""
         return sum(herd.size for herd in self._herds.values())
-
-    def _is_costly(self) -> bool:
-        return self.size > self._hub.settings.memory // 8
 
     def _lead(self, client: Client) -> Herd:
         return Herd(client.twin(Leader))

@@ -82,7 +82,7 @@ class Hub:
         self._tails.clear()
         pace = Pace()
         self.pump = Pump(pace)
-        self.herds = Herds(self)
+        self.herds = Herds(self.settings.memory // 8)
         self.feeds = Feeds(self.cluster, self.topics.settings, pace)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.config import Settings
 from gateway.core.channel import Channel
 from gateway.core.log import Log
 from gateway.core.record import Ready, Record, TopicPartition
@@ -28,8 +27,7 @@ class Hub:
         self.feeds = self
         self.pace = Pace()
         self.pump = Pump(self.pace)
-        self.herds = Herds(self)  # type: ignore[arg-type]
-        self.settings = Settings.model_construct(memory=1 << 30)
+        self.herds = Herds(1 << 27)
         self.left: list[Client] = []
 
     def refresh_readiness(self, shared: SharedTail) -> None: ...
