@@ -9,6 +9,7 @@ import logging
 from functools import partial
 
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 
 from ..errors import GatewayError
 from . import problems
@@ -66,9 +67,10 @@ class Session(Conversation):
         if hub.draining:  # since the handshake
             self._leave()
 
-    async def open(self) -> None:
+    async def open(self, handshake: HTTPConnection) -> None:
+        """The stream of a route's own path, which its handshake asks for."""
         if self._own is not None:
-            await self._open(self._own)
+            await self._open(self._own, handshake)
 
     def _leave(self) -> None:
         """The gateway drains: `end` goes out on every stream, then the socket is closed."""
@@ -164,9 +166,11 @@ class Session(Conversation):
     def reopen(self, stream: Subscribed) -> None:
         self.do(self._open(stream, changed=True))
 
-    async def _open(self, stream: Subscribed, *, changed: bool = False) -> None:
+    async def _open(
+        self, stream: Subscribed, request: HTTPConnection | None = None, *, changed: bool = False
+    ) -> None:
         try:
-            await stream.open(changed=changed)
+            await stream.open(request, changed=changed)
         except (GatewayError, HTTPException) as exc:
             self.error(stream.label, exc)
             self._end(stream, TRY_AGAIN if problems.status(exc) == 503 else POLICY)

@@ -8,9 +8,9 @@ behind it.
 from __future__ import annotations
 
 from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket as Connection
 
 from ..errors import GatewayError, RequestError
 from ..hub.messages import WebSocket
@@ -32,7 +32,7 @@ MULTIPLEX = "/ws"
 
 async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send: Send) -> None:
     """Serve one socket. path: percent-encoded; MULTIPLEX, or a route's own."""
-    connection = Connection(scope, receive, send)
+    connection = HTTPConnection(scope)
     match = None
     try:
         if not _origin_allowed(routes, connection):
@@ -45,16 +45,16 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
             match = routes.match(path)
             await routes.check(match, connection)
     except (GatewayError, HTTPException) as exc:
-        await _refuse(connection, problems.problem(exc, connection.url.path))
+        await _refuse(problems.problem(exc, connection.url.path), scope, receive, send)
         return
     try:
         leave = await routes.limits.enter(scope)
     except Busy as exc:
-        await _turn_away(connection, exc)
+        await _turn_away(exc, scope, receive, send)
         return
     session = Session(routes, Caller(scope), bearer(connection), leave)
     try:
-        await _accept(connection)
+        await _accept(scope, receive, send)
     except BaseException:
         leave()
         raise
@@ -63,39 +63,41 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
     query = connection.query_params.multi_items()
     if socket is not None:
         session.start(socket, match, path, query)
-        await session.open()
+        await session.open(connection)
         return
     carried = AsgiSocket(session, receive, send)
     session.start(carried, match, path, query)
-    session.do(session.open())
+    session.do(session.open(connection))
     await carried.run()
 
 
-async def _accept(connection: Connection) -> None:
+async def _accept(scope: Scope, receive: Receive, send: Send) -> None:
     """Of what the client offers, PROTOCOL is taken; a bearer token there is never echoed."""
-    offered = connection.scope.get("subprotocols", ())
-    await connection.accept(PROTOCOL if PROTOCOL in offered else None)
+    await receive()  # `websocket.connect`
+    taken = PROTOCOL if PROTOCOL in scope.get("subprotocols", ()) else None
+    await send({"type": "websocket.accept", "subprotocol": taken, "headers": []})
 
 
-async def _turn_away(connection: Connection, exc: Busy) -> None:
+async def _turn_away(exc: Busy, scope: Scope, receive: Receive, send: Send) -> None:
     """Accepted, told and closed: of a handshake that is refused, whatever the status, a browser
     says no more than of a server that is not there (WHATWG WebSockets 4)."""
-    await _accept(connection)
+    await _accept(scope, receive, send)
     told = {"code": problems.code(exc), **problems.members(exc)}
     for text in texts(WebSocket(None).message("error", told)):
-        await connection.send_text(text)
-    await connection.close(TRY_AGAIN, "the gateway is busy; come back")
+        await send({"type": "websocket.send", "text": text})
+    busy = "the gateway is busy; come back"
+    await send({"type": "websocket.close", "code": TRY_AGAIN, "reason": busy})
 
 
-async def _refuse(connection: Connection, response: Response) -> None:
+async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send) -> None:
     """Answer the handshake as HTTP, where the server can; browsers hear of a failure only."""
-    if "websocket.http.response" in connection.scope.get("extensions", {}):
-        await connection.send_denial_response(response)
+    if "websocket.http.response" in scope.get("extensions", {}):
+        await response(scope, receive, send)
     else:
-        await connection.close(POLICY)
+        await send({"type": "websocket.close", "code": POLICY, "reason": ""})
 
 
-def _origin_allowed(routes: Routes, connection: Connection) -> bool:
+def _origin_allowed(routes: Routes, connection: HTTPConnection) -> bool:
     headers = connection.headers
     return origin_allowed(
         routes.settings.listen.access_control,
