@@ -23,7 +23,7 @@ from .slow import SlowClient
 
 
 class Alone:
-    """See the module. Comes with the first partition that a client owns, or a limit of its own, and
+    """See the module. Comes with the first partition that a client owns, or an end of its own, and
     goes when it is `over`.
 
     own: places that differ from the tail's, or may; also of partitions that only its

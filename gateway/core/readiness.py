@@ -23,13 +23,10 @@ class Readiness:
     partitions: set[TopicPartition] = field(default_factory=set)
     _ready: set[TopicPartition] = field(default_factory=set)
 
-    def ready(self, partition: TopicPartition) -> bool:
-        """Note that a partition can be read. True if it could not before."""
+    def ready(self, partition: TopicPartition) -> None:
+        """Note that a partition can be read."""
         self.partitions.add(partition)
-        if partition in self._ready:
-            return False
         self._ready.add(partition)
-        return True
 
     def lost(self, partition: TopicPartition) -> None:
         """It cannot be read now: pending again. Streams that began stay begun."""

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeAlias
 
 from ..config import Topic
+from ..core.own import Reads
 from ..core.record import TopicPartition
 from ..core.token import Token
 from ..errors import KafkaError
@@ -24,8 +24,6 @@ from ..kafka.partitioner import partition_of
 from .view import View
 
 FRESH = 1.0  # seconds for which the brokers are asked for the number of partitions
-
-Reads: TypeAlias = Callable[[TopicPartition], bool]
 
 
 class Placing:

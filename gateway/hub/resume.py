@@ -1,7 +1,7 @@
 """From what a client brings along to where it stands: tokens, starts and ends.
 
 A token grants nothing and is never believed blindly: its cluster must be ours, its topics
-the view's; each place is held against the log before it is used (see `Client`).
+the view's; each place is held against the log before it is used (see `Lacks`).
 """
 
 from __future__ import annotations

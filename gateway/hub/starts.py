@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
 from typing import Any
 
+from ..core.own import Reads
 from ..core.position import NO_EPOCH, UNVERIFIED, Place, Position
 from ..core.reading import LATEST, Since
 from ..core.record import TopicPartition
@@ -14,7 +15,6 @@ from ..errors import KafkaError
 from ..kafka import offsets
 from ..kafka.cluster import Cluster
 from .archive import Archive
-from .placing import Reads
 
 OTHERS = 0.25  # seconds for which a start by time waits for more partitions than the first
 
