@@ -96,6 +96,7 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
         ssl_certfile=listen.tls.certificate if listen.tls else None,
         ssl_keyfile=listen.tls.key if listen.tls else None,
     )
+    GatewayProtocol.prepare(listening)
     server = Server(config)
     server.hub = app.gateway.hub
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())

@@ -15,6 +15,8 @@ import uvicorn
 from support.until import PATIENCE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from gateway.web.transport import GatewayProtocol
+
 
 @dataclass
 class Answer:
@@ -181,6 +183,8 @@ def serving(
     config = uvicorn.Config(app, http=http, **(settings | options))
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
+    if issubclass(http, GatewayProtocol):
+        http.prepare(listener)
     started = threading.Event()
     served = Served(listener.getsockname()[1], server, asyncio.new_event_loop())
     served.loop.close()

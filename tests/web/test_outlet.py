@@ -139,7 +139,7 @@ class App:
 class Tight(GatewayProtocol):
     """What does not fit into a small buffer has to wait."""
 
-    USER_TIMEOUT = 1.0
+    USER_TIMEOUT = 3.0  # on a busy machine a client that reads may stand still for a second
     LINGER_SECONDS = 0.3
     BODY_BYTES = 200_000
 
