@@ -14,10 +14,14 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from . import problems, source
+from .catalog import SchemaRegistry
 from .condition import Condition, Filter
+from .credentials import Credentials
 from .dump import dump
 from .filters import fields_of, filters_of, filters_of_all
-from .guard import Jwk, Jwt, SchemaRegistry
+from .guard import X509, Forward, Guard, Http, Inline, User
+from .jwk import Jwk
+from .jwt import Jwks, Jwt
 from .kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
 from .listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
 from .path import PathPattern
@@ -28,13 +32,20 @@ from .settings import Metrics, Settings, Telemetry, Traces
 from .template import Template
 
 __all__ = [
+    "X509",
     "AccessControl",
     "Allow",
     "Cache",
     "Condition",
+    "Credentials",
     "Expose",
     "Filter",
+    "Forward",
+    "Guard",
+    "Http",
+    "Inline",
     "Jwk",
+    "Jwks",
     "Jwt",
     "Kafka",
     "Limits",
@@ -55,6 +66,7 @@ __all__ = [
     "Topic",
     "Traces",
     "Transform",
+    "User",
     "When",
     "With",
     "dump",

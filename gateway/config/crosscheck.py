@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .expression import nearest
+from .guarded import claim, guarded, guards, secret_query
 from .path import PathPattern
 from .section import Problem
 from .substitution import Unsettled, shown
@@ -31,6 +32,7 @@ def crosscheck(raw: Mapping[str, Any]) -> Iterator[Problem]:
     topics = [name for _, name in _names(raw)]
     yield from _topics(raw, topics)
     yield from _catalogs(raw)
+    yield from guards(raw)
     yield from _paths(raw)
     for index, route in enumerate(_list(raw.get("routes"))):
         for problem in _route(raw, _map(route), topics):
@@ -117,12 +119,7 @@ def _whens(raw: Mapping[str, Any]) -> Iterator[tuple[int, int, str, PathPattern]
 def _route(
     raw: Mapping[str, Any], route: Mapping[str, Any], topics: list[str]
 ) -> Iterator[Problem]:
-    guards = _map(raw.get("guards"))
-    guarded = [str(name) for name in _map(route.get("guarded"))]
-    for name in guarded:
-        if name not in guards:
-            what = f"unknown guard '{name}'; {nearest(name, map(str, guards), 'add it to guards')}"
-            yield Problem(("guarded", name), what, key=True)
+    yield from guarded(raw, route)
     chosen = _map(route.get("with")).get("allow") is not None
     for way, template in _sources(route):
         if chosen and template.holes:
@@ -135,7 +132,7 @@ def _route(
     params = _params(route)
     for way, template in (*_sources(route), *_conditions(route)):
         for hole in template.holes:
-            refusal = _hole(hole, params, guarded, guards)
+            refusal = _hole(hole, params) or _claimed(raw, route, hole)
             if refusal:
                 yield Problem(way, refusal)
 
@@ -181,10 +178,8 @@ def _wanted(way: Way, wanted: object) -> Iterator[tuple[Way, Template]]:
             yield from _template((*way, name, index), each)
 
 
-def _hole(
-    hole: Hole, params: dict[str, bool], guarded: list[str], guards: Mapping[str, Any]
-) -> str | None:
-    """What a hole asks for and the route cannot give; None if it can."""
+def _hole(hole: Hole, params: dict[str, bool]) -> str | None:
+    """What a hole asks for and the request cannot give; None if it can."""
     if hole.root == "query" and hole.name in OWN_QUERY:
         return f"?{hole.name}= is read by the gateway itself; use another name"
     if hole.root == "params" and not params.get(hole.name):
@@ -192,15 +187,14 @@ def _hole(
             return f"not every path of this route has a parameter '{hole.name}'; split the route"
         near = nearest(hole.name, params, f"add {{{hole.name}}} to the path")
         return f"no parameter '{hole.name}' in this route's path; {near}"
-    if hole.root == "guarded" and hole.name not in guarded:
-        near = nearest(hole.name, guarded, "add it to guarded")
-        return f"this route is not guarded by '{hole.name}'; {near}"
-    if hole.root == "guarded" and hole.detail and hole.name in guards:
-        attributes = [str(name) for name in _map(_map(guards[hole.name]).get("attributes"))]
-        if hole.detail not in attributes:
-            near = nearest(hole.detail, attributes, "add it to the guard's attributes")
-            return f"guard '{hole.name}' has no attribute '{hole.detail}'; {near}"
     return None
+
+
+def _claimed(raw: Mapping[str, Any], route: Mapping[str, Any], hole: Hole) -> str | None:
+    """What a hole asks for and the guards cannot give; None if they can."""
+    if hole.root == "guarded":
+        return claim(raw, route, hole)
+    return secret_query(raw, route, hole) if hole.root == "query" else None
 
 
 def _params(route: Mapping[str, Any]) -> dict[str, bool]:

@@ -1,110 +1,165 @@
-"""Who a client is (guards), and where schemas are (catalogs)."""
+"""Who a client is: a token's word, the application's, a certificate's, or that of this file."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, PlainSerializer, PlainValidator, TypeAdapter
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializationInfo,
+    ValidationInfo,
+)
 
-from .address import Url, url
-from .fields import Duration, SecretText, Text, within
-from .section import Problem, Section, refused
+from .address import Url
+from .credentials import BEARER, Credentials, HeaderName, QueryName
+from .expression import nearest
+from .fields import Duration, Flag, SecretText, Text, text, within
+from .jwt import Challenge, Jwt
+from .section import Problem, Section, refusal, refused
 from .substitution import shown
 
-
-class Jwk(Section):
-    """One key (RFC 7517). Members not named here are ignored, as its section 4 asks."""
-
-    model_config = ConfigDict(extra="ignore", alias_generator=None)
-
-    kty: Literal["RSA", "EC", "OKP", "oct"] = Field(description="Key type. For guards.")
-    kid: Text | None = Field(default=None, description="Key id. For rotation.")
-    alg: Text | None = Field(default=None, description="Such as RS256. For guards.")
-    use: Text | None = Field(default=None, description="sig. For guards.")
-    n: Text | None = Field(default=None, description="Modulus. For RSA.")
-    e: Text | None = Field(default=None, description="Exponent. For RSA.")
-    crv: Text | None = Field(default=None, description="Curve. For EC and OKP.")
-    x: Text | None = Field(default=None, description="Coordinate. For EC and OKP.")
-    y: Text | None = Field(default=None, description="Coordinate. For EC.")
-    k: SecretText | None = Field(default=None, description="Shared secret, base64url. For oct.")
-
-    @classmethod
-    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        needed = {"RSA": "ne", "EC": ("crv", "x", "y"), "OKP": ("crv", "x"), "oct": "k"}
-        kind = raw.get("kty")
-        for name in needed.get(kind, ()) if isinstance(kind, str) else ():
-            if name not in raw:
-                yield Problem((), f"'{name}' is missing, kty {kind} needs it; add it", key=True)
-        if "d" in raw:
-            yield Problem(("d",), "a private key does not belong here; remove 'd'", key=True)
+CertificateField = Literal[
+    "CN", "O", "OU", "C", "L", "ST", "DC", "UID", "serialNumber", "email", "dns", "uri"
+]
+"""Of the subject, or with small letters of its alternative names (RFC 5280 4.2.1.6)."""
 
 
-def _keys(value: object) -> tuple[Jwk, ...] | str:
-    """A list of keys, a JWKS text (as `${file:jwks.json}` gives), or a URL of one."""
-    if isinstance(value, str) and value.startswith(("http://", "https://")):
-        return url(value)
-    keys = _of_text(value) if isinstance(value, str) else value
-    if not isinstance(keys, (list, tuple)) or not keys:
-        raise refused("holds no key; use a URL, a list of keys or ${file:jwks.json}")
-    return _LIST.validate_python(keys)
+class Forward(Section):
+    """What of a request the application is shown; without any of it, it is not asked."""
 
-
-def _of_text(value: str) -> list[object]:
-    try:
-        read = json.loads(value)
-    except (ValueError, RecursionError):
-        read = None
-    keys = read.get("keys") if isinstance(read, dict) else None
-    if not isinstance(keys, list):
-        raise refused(f"{shown(value)} is no JWKS; use a URL or ${{file:jwks.json}}")
-    return keys
-
-
-def _written(keys: tuple[Jwk, ...] | str) -> object:
-    return keys if isinstance(keys, str) else [key.model_dump() for key in keys]
-
-
-_LIST = TypeAdapter(tuple[Jwk, ...])
-
-
-class Jwt(Section):
-    type: Literal["jwt"] = Field(description="The kind of guard. For access control.")
-    issuer: Text | None = Field(default=None, description="Required `iss`. For access control.")
-    audience: Text | None = Field(default=None, description="Required `aud`. For access control.")
-    keys: Annotated[
-        tuple[Jwk, ...] | str,
-        PlainValidator(_keys, json_schema_input_type=tuple[Jwk, ...] | str),
-        PlainSerializer(_written, return_type=Any),
-    ] = Field(description="Keys, or the URL of a JWKS. For access control.")
-    roles: Text = Field(
-        default="scope", description="The claim with the roles. For `guarded` of routes."
+    headers: tuple[HeaderName, ...] = Field(
+        default=("cookie", "authorization"),
+        description="Headers; a token of a WebSocket goes as authorization. For sessions.",
     )
-    challenge: Annotated[Duration, within(0, 86_400)] = Field(
+    query: tuple[QueryName, ...] = Field(
+        default=(), description="Parameters of the query. For tickets of one use."
+    )
+
+
+class Http(Section):
+    """The application is asked by GET. It grants with 200 and a JSON object of `identity`,
+    `roles`, `attributes` and `expires`, and denies with 401 or 403."""
+
+    type: Literal["http"] = Field(description="The kind of guard. For access control.")
+    url: Url = Field(description="What is asked. For applications with sessions of their own.")
+    forward: Forward = Field(
+        default=Forward(), description="What it is shown. For applications with sessions."
+    )
+    timeout: Annotated[Duration, within(0.1, 60)] = Field(
+        default=2.0, description="How long it may take to answer. For operators."
+    )
+    cache: Annotated[Duration, within(0, 3600)] = Field(
+        default=10.0, description="How long its answer holds. For applications under load."
+    )
+    attributes: tuple[Text, ...] = Field(
+        default=(), description="The attributes that are used of its answers. For templates."
+    )
+    challenge: Challenge = Field(
         default=30.0,
         description="How long before expiry a new token is asked for. For long streams.",
     )
-    identity: Text = Field(
-        default="sub", description="The claim that names the client. For templates."
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        forward = raw.get("forward")
+        shown = forward if isinstance(forward, Mapping) else {}
+        if shown.get("headers") in ([], ()) and not shown.get("query"):
+            yield Problem(("forward",), "shows it nothing; add headers or query")
+
+
+class X509(Section):
+    """The certificate with which a client came, checked by the TLS of `listen`."""
+
+    type: Literal["x509"] = Field(description="The kind of guard. For access control.")
+    identity: CertificateField = Field(
+        default="CN", description="The field that names the client. For templates."
     )
-    attributes: dict[Text, Text] = Field(
-        default={}, description="Names for further claims. For templates."
+    roles: CertificateField | None = Field(
+        default=None, description="The field with its roles. For `guarded` of routes."
+    )
+    attributes: dict[Text, CertificateField] = Field(
+        default={}, description="Names for further fields. For templates."
+    )
+    forwarded: Flag = Field(
+        default=False,
+        description="Believe the X-Forwarded-Client-Cert of the proxies of listen.forwarded, which "
+        "have to remove that of clients. For gateways behind a proxy that ends TLS.",
     )
 
 
-class SchemaRegistry(Section):
-    type: Literal["schema-registry"] = Field(description="The kind of catalog. For models.")
-    url: Url = Field(description="Base URL. For avro, protobuf and jsonschema.")
-    username: Text | None = Field(
-        default=None, description="Basic authentication. For secured registries."
+class User(Section):
+    """One who is known by this file."""
+
+    password: SecretText | None = Field(default=None, description="For Basic authentication.")
+    token: SecretText | None = Field(default=None, description="For bearers of it.")
+    roles: tuple[Text, ...] = Field(default=(), description="For `guarded` of routes.")
+    attributes: dict[Text, Text] = Field(default={}, description="By name. For templates.")
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if "password" not in raw and "token" not in raw:
+            yield Problem((), "has neither password nor token; add one", key=True)
+
+
+def _user(value: object) -> str:
+    given = text(value)
+    if ":" in given:
+        raise refused(f"{shown(value)} is no name of a user; leave out ':' (RFC 7617 2)")
+    return given
+
+
+class Inline(Section):
+    """Users of this file, for whoever develops against a guarded route."""
+
+    type: Literal["inline"] = Field(description="The kind of guard. For development.")
+    users: dict[Annotated[Text, BeforeValidator(_user)], User] = Field(
+        description="By name, which is their identity. For development.",
+        json_schema_extra={"minProperties": 1},
     )
-    password: SecretText | None = Field(
-        default=None, description="Its password. For secured registries."
+    credentials: Credentials = Field(
+        default=BEARER, description="From where their tokens are taken. For pages."
+    )
+    exposed: Flag = Field(
+        default=False,
+        description="Serve it to other machines, too. For containers of developers.",
     )
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        for one, other in (("username", "password"), ("password", "username")):
-            if one in raw and other not in raw:
-                yield Problem((one,), f"'{one}' needs '{other}' too; add it", key=True)
+        if raw.get("users") in ({}, [], ()):
+            yield Problem(("users",), "is empty; add one")
+
+
+_KINDS: Mapping[str, type[Section]] = {"jwt": Jwt, "http": Http, "x509": X509, "inline": Inline}
+
+
+def _guard(value: object, info: ValidationInfo) -> Section:
+    """One of the kinds, by its `type`; what is wrong in it is told in its own place."""
+    if isinstance(value, tuple(_KINDS.values())):
+        return value  # type: ignore[return-value]
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if isinstance(kind, str) and kind in _KINDS:
+        return _KINDS[kind].model_validate(value, context=info.context)
+    if not isinstance(value, Mapping):
+        return Jwt.model_validate(value)  # refuses it as any section
+    if kind is None:
+        raise refusal(Problem((), f"'type' is missing; add one of {', '.join(_KINDS)}", key=True))
+    hint = nearest(kind, _KINDS) if isinstance(kind, str) else f"use one of {', '.join(_KINDS)}"
+    raise refusal(Problem(("type",), f"{shown(kind)} is no kind of guard; {hint}"))
+
+
+def _written(guard: Section, info: SerializationInfo) -> Any:
+    return guard.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
+
+
+_Any = Jwt | Http | X509 | Inline
+
+Guard: TypeAlias = Annotated[
+    _Any,
+    PlainValidator(_guard, json_schema_input_type=Annotated[_Any, Field(discriminator="type")]),
+    PlainSerializer(_written, return_type=Any),
+]

@@ -77,6 +77,19 @@ class WebSocket(Section):
 class ListenTls(Section):
     certificate: File = Field(description="PEM chain, leaf first. For gateways without a proxy.")
     key: File = Field(description="PEM private key of it. For gateways without a proxy.")
+    trust: File | None = Field(
+        default=None,
+        description="PEM authorities of clients, who are asked for a certificate. For x509 guards.",
+    )
+    mutual: Literal["requested", "required"] = Field(
+        default="requested",
+        description="Whether clients without a certificate are heard. For closed networks.",
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if "mutual" in raw and "trust" not in raw:
+            yield Problem(("mutual",), "'mutual' needs 'trust', the authorities; add it", key=True)
 
 
 class Limits(Section):

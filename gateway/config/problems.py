@@ -6,7 +6,7 @@ One line each, `file:line:column: what; what to do`, in the order of the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -54,7 +54,8 @@ def _located(document: Document, detail: ErrorDetails, root: type[BaseModel]) ->
         what = f"'{way[-1]}' is missing{inside}; add it"
         return _mark(document, way[:-1], key=True), what
     if kind == "extra_forbidden":
-        what = f"unknown key '{way[-1]}'{inside}; {nearest(str(way[-1]), _keys(root, way[:-1]))}"
+        known = _keys(root, way[:-1], document.values)
+        what = f"unknown key '{way[-1]}'{inside}; {nearest(str(way[-1]), known)}"
         return _mark(document, way, key=True), what
     if kind == REFUSED:
         about_key = context.get("key") and not context.get("whole")
@@ -107,19 +108,18 @@ def _at(values: Any, way: Way) -> Any:
     return values
 
 
-def _keys(root: type[BaseModel], way: Iterable[str | int]) -> list[str]:
+def _keys(root: type[BaseModel], way: Way, values: Any) -> list[str]:
     """The keys that the section at a way knows."""
     kind: Any = root
-    for step in way:
-        kind = _below(kind, step)
-    kind = _bare(kind)
+    for depth, step in enumerate(way):
+        kind = _below(_bare(kind, _at(values, way[:depth])), step)
+    kind = _bare(kind, _at(values, way))
     if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
         return []
     return [field.alias or name for name, field in kind.model_fields.items()]
 
 
 def _below(kind: Any, step: str | int) -> Any:
-    kind = _bare(kind)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         fields = {field.alias or name: field for name, field in kind.model_fields.items()}
         return fields[str(step)].annotation if str(step) in fields else None
@@ -128,12 +128,20 @@ def _below(kind: Any, step: str | int) -> Any:
     return None
 
 
-def _bare(kind: Any) -> Any:
-    """A type without Annotated and Optional."""
+def _bare(kind: Any, value: Any) -> Any:
+    """A type without Annotated and Optional; of several, the one of the value's `type`."""
     while True:
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
         elif get_origin(kind) in (Union, UnionType):
-            kind = next(arg for arg in get_args(kind) if arg is not type(None))
+            kinds = [arg for arg in get_args(kind) if arg is not type(None)]
+            kind = next((each for each in kinds if _is_of(each, value)), kinds[0])
         else:
             return kind
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """A section's `type` is that of the value."""
+    fields = getattr(kind, "model_fields", {})
+    wanted = value.get("type") if isinstance(value, Mapping) else None
+    return "type" in fields and wanted in get_args(fields["type"].annotation)

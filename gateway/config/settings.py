@@ -8,9 +8,10 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from .address import Url
+from .catalog import SchemaRegistry
 from .crosscheck import RESERVED, crosscheck
 from .fields import Size, Text, within
-from .guard import Jwt, SchemaRegistry
+from .guard import Guard
 from .kafka import Kafka
 from .listen import Listen
 from .path import PathPattern
@@ -58,7 +59,9 @@ class Settings(Section):
     routes: tuple[Route, ...] = Field(
         default=(), description="Which paths stream what. For clients."
     )
-    guards: dict[Text, Jwt] = Field(default={}, description="Who may come in. For access control.")
+    guards: dict[Text, Guard] = Field(
+        default={}, description="Who a client is. For `guarded` of routes."
+    )
     catalogs: dict[Text, SchemaRegistry] = Field(
         default={}, description="Schemas. For typed records."
     )

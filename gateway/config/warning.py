@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from .fields import Secret
+from .guard import Guard, Http
+from .guarded import is_loopback
+from .jwt import Jwt
 from .listen import Allow, Expose
 from .section import Section
 from .units import show_size
@@ -31,8 +35,27 @@ def warnings(settings: Settings) -> Iterator[str]:
     access = settings.listen.access_control
     if access.policy == "same-origin" and (access.allow, access.expose) != (Allow(), Expose()):
         yield "listen.access-control: allow and expose need policy: cross-origin; set it"
+    for name, guard in settings.guards.items():
+        yield from _guard(f"guards.{name}", guard)
     for option in literal_secrets(settings):
         yield f"{option}: a secret stands in the file; use ${{env.NAME}} or ${{file:path}}"
+
+
+def _guard(way: str, guard: Guard) -> Iterator[str]:
+    url = guard.keys if isinstance(guard, Jwt) else guard.url if isinstance(guard, Http) else ""
+    if isinstance(url, str) and url.startswith("http:") and not is_loopback(urlsplit(url).hostname):
+        option = "keys" if isinstance(guard, Jwt) else "url"
+        yield f"{way}.{option}: whoever is on the way there lets in whom he likes; use https"
+    if not isinstance(guard, Jwt):
+        return
+    keys = () if isinstance(guard.keys, str) else guard.keys
+    if guard.audience is None and not (keys and all(key.kty == "oct" for key in keys)):
+        yield f"{way}: tokens of the issuer for other services are taken, too; set audience"
+    for index, key in enumerate(keys):
+        least = 2048 if key.kty == "RSA" else 256  # RFC 7518 3.2, 3.3
+        if key.kty in ("RSA", "oct") and key.bits < least:
+            what = f"a key of {key.bits} bits can be found out; use {least} or more"
+            yield f"{way}.keys[{index}]: {what}"
 
 
 def literal_secrets(section: Section, way: str = "") -> Iterator[str]:

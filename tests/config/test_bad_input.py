@@ -362,12 +362,96 @@ CASES = {
     "missing file": (SASL + "tls: {ca: §nowhere.pem}\n", "'nowhere.pem' exist"),
     "certificate as text": (SASL + "tls: {ca: §'-----BEGIN CERTIFICATE-----'}\n", "path"),
     "guard of no type": (KAFKA + "guards:\n  §g: {keys: http://k}\n", "'type' missing guards.g"),
-    "guard of another type": (KAFKA + "guards: {g: {type: §x509, keys: http://k}}\n", "jwt"),
+    "guard of another type": (KAFKA + "guards: {g: {type: §jtw, keys: http://k}}\n", "'jwt'?"),
+    "guard of no kind": (KAFKA + "guards: {g: {type: §7}}\n", "7 jwt, http"),
+    "guard that is a word": (KAFKA + "guards: {g: §jwt}\n", "options 'jwt'"),
+    "key of another guard": (KAFKA + "guards: {g: {type: http, url: http://a, §urll: b}}\n",
+                             "'urll' guards.g 'url'?"),
+    "key below another guard": (
+        KAFKA + "guards: {g: {type: http, url: http://a, forward: {§heders: []}}}\n",
+        "'heders' guards.g.forward 'headers'?"),
     "guard without keys": (KAFKA + "guards: {g: {type: jwt, keys: §[]}}\n", "no key URL"),
     "key without modulus": (
         KAFKA + "guards: {g: {type: jwt, keys: [§{kty: RSA, e: AQAB}]}}\n", "'n' missing RSA"),
     "private key": (
-        KAFKA + "guards: {g: {type: jwt, keys: [{kty: OKP, crv: a, x: b, §d: s}]}}\n", "private"),
+        KAFKA + "guards: {g: {type: jwt, keys: [{kty: OKP, crv: Ed25519, x: b, §d: s}]}}\n",
+        "private"),
+    "key that is none": (
+        KAFKA + "guards: {g: {type: jwt, keys: [§{kty: RSA, n: '!', e: AQAB}]}}\n", "no key"),
+    "key of an unknown curve": (
+        KAFKA + "guards: {g: {type: jwt, keys: [{kty: EC, crv: §P-257, x: a, y: b}]}}\n",
+        "'P-257' P-256"),
+    "algorithm of another key": (
+        KAFKA + "guards: {g: {type: jwt, keys: [{kty: oct, k: YWJj, alg: §RS256}]}}\n",
+        "RS256 HS256"),
+    "no signature": (KAFKA + "guards: {g: {type: jwt, keys: http://k, algorithms: [§none]}}\n",
+                     "'none' RS256"),
+    "no algorithms": (KAFKA + "guards: {g: {type: jwt, keys: http://k, algorithms: §[]}}\n",
+                      "empty leave out"),
+    "shared secret of a URL": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, algorithms: [RS256, §HS256]}}\n",
+        "HS256 shared secret"),
+    "algorithm of no key": (
+        KAFKA + "guards: {g: {type: jwt, keys: [{kty: oct, k: YWJj}], algorithms: [§ES256]}}\n",
+        "no key ES256"),
+    "keys of a list do not age": (
+        KAFKA + "guards: {g: {type: jwt, keys: [{kty: oct, k: YWJj}], §jwks: {refresh: 1m}}}\n",
+        "URL"),
+    "keys that are fetched too late": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, jwks: {refresh: 1h, maxAge: §1m}}}\n",
+        "maxAge refresh 1h"),
+    "credentials of nowhere": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, credentials: §{}}}\n", "headers cookies"),
+    "credentials without a place": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, credentials: {cookies: {a: §b}}}}\n",
+        "{credentials}"),
+    "credentials in a header of HTTP itself": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, credentials:\n"
+        "  {headers: {§Host: '{credentials}'}}}}\n", "'Host' authorization"),
+    "credentials in the gateway's query": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, credentials:\n"
+        "  {query: {§from: '{credentials}'}}}}\n", "?from= gateway itself"),
+    "credentials as a filter": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://k, credentials:\n"
+        "  {query: {t: '{credentials}'}}}}\nroutes:\n- when: [{path: /a}]\n  guarded: {g: []}\n"
+        "  with: {topic: orders, filters: [{key: §'${query.t}'}]}\n", "?t= credentials 'g'"),
+    "application that is shown nothing": (
+        KAFKA + "guards: {g: {type: http, url: http://a, forward: §{headers: []}}}\n", "nothing"),
+    "application that is shown the length": (
+        KAFKA + "guards: {g: {type: http, url: http://a, forward: {headers: [§Content-Length]}}}\n",
+        "header"),
+    "attribute of nobody": (
+        KAFKA + "guards: {g: {type: inline, users: {a: {token: t, attributes: {zone: a}}}}}\n"
+        "routes:\n- when: [{path: /a}]\n  guarded: {g: []}\n"
+        "  with: {topic: orders, filters: [{key: §\"${guarded['g'].attributes.zoen}\"}]}\n",
+        "'zoen' 'zone'?"),
+    "attribute of no answer": (
+        KAFKA + "guards: {g: {type: http, url: http://a, attributes: [region]}}\nroutes:\n"
+        "- when: [{path: /a}]\n  guarded: {g: []}\n"
+        "  with: {topic: orders, filters: [{key: §\"${guarded['g'].attributes.regoin}\"}]}\n",
+        "'regoin' 'region'?"),
+    "certificates of nobody": (KAFKA + "guards: {§g: {type: x509}}\n", "listen.tls.trust"),
+    "certificates of anybody": (
+        KAFKA + "listen: {forwarded: true}\nguards: {g: {type: x509, §forwarded: true}}\n",
+        "anybody listen.forwarded"),
+    "field of no certificate": (
+        KAFKA + "listen: {forwarded: [10.0.0.1]}\n"
+        "guards: {g: {type: x509, forwarded: true, identity: §cn}}\n", "'cn' 'CN'?"),
+    "mutual without authorities": (
+        KAFKA + "listen: {tls: {certificate: pyproject.toml, key: pyproject.toml,\n"
+        "  §mutual: required}}\n", "'trust'"),
+    "users of the file before strangers": (
+        KAFKA + "listen: {host: 0.0.0.0}\nguards: {§g: {type: inline, users: {a: {token: t}}}}\n",
+        "development exposed: true"),
+    "no users": (KAFKA + "guards: {g: {type: inline, users: §{}}}\n", "empty"),
+    "user without a secret": (
+        KAFKA + "guards: {g: {type: inline, users: {§a: {roles: [r]}}}}\n", "password token"),
+    "user with a colon": (
+        KAFKA + "guards: {g: {type: inline, users: {§'a:b': {token: t}}}}\n", "'a:b' ':'"),
+    "role of no user": (
+        KAFKA + "guards: {g: {type: inline, users: {a: {token: t, roles: [read]}}}}\nroutes:\n"
+        "- when: [{path: /a}]\n  guarded: {g: [§raed]}\n  with: {topic: orders}\n",
+        "'raed' 'read'?"),
     "keys that are no JWKS": (KAFKA + "guards: {g: {type: jwt, keys: §secret.jwks}}\n", "JWKS"),
     "credentials for every origin": (
         KAFKA + "listen: {access-control: {policy: cross-origin, allow: {credentials: §true}}}\n",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from gateway.config import Reconnect, Settings, Template, loads
-from gateway.config.settings import RESERVED
+from gateway.config.crosscheck import RESERVED
 
 SMALL: dict[str, Any] = {"kafka": {"servers": ["localhost:9092"], "topics": [{"name": "orders"}]}}
 
@@ -202,9 +204,9 @@ def test_secrets_are_never_printed(tmp_path: Path):
 
 
 def test_keys_of_a_guard_come_from_a_jwks_file(tmp_path: Path):
-    (tmp_path / "jwks.json").write_text(
-        '{"keys": [{"kty": "RSA", "kid": "1", "n": "n", "e": "AQAB", "x5c": ["ignored"]}]}'
-    )
+    modulus = base64.urlsafe_b64encode((2**2047 + 1).to_bytes(256)).decode().rstrip("=")
+    key = {"kty": "RSA", "kid": "1", "n": modulus, "e": "AQAB", "x5c": ["ignored"]}
+    (tmp_path / "jwks.json").write_text(json.dumps({"keys": [key]}))
     text = "kafka: {servers: embedded}\nguards: {g: {type: jwt, keys: '${file:jwks.json}'}}\n"
     keys = loads(text, name=str(tmp_path / "a.yaml")).guards["g"].keys
     assert [key.kid for key in keys if not isinstance(key, str)] == ["1"]

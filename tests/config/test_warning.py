@@ -26,8 +26,28 @@ def test_a_sound_configuration_has_no_warnings():
             "kafka.security.sasl.password: ${env.NAME}",
         ),
         (
-            KAFKA % "" + "guards: {g: {type: jwt, keys: [{kty: oct, k: s}]}}\n",
+            KAFKA % "" + f"guards: {{g: {{type: jwt, keys: [{{kty: oct, k: {'ab' * 22}}}]}}}}\n",
             "guards.g.keys[0].k: secret",
+        ),
+        (
+            KAFKA % "" + "guards: {g: {type: jwt, keys: [{kty: oct, k: '${env.K}'}]}}\n",
+            "guards.g.keys[0]: 24 bits 256",
+        ),
+        (
+            KAFKA % "" + "guards: {g: {type: jwt, keys: 'https://a/jwks'}}\n",
+            "guards.g: other services audience",
+        ),
+        (
+            KAFKA % "" + "guards: {g: {type: jwt, keys: 'http://a/jwks', audience: a}}\n",
+            "guards.g.keys: https",
+        ),
+        (
+            KAFKA % "" + "guards: {g: {type: http, url: 'http://app/who'}}\n",
+            "guards.g.url: https",
+        ),
+        (
+            KAFKA % "" + "guards: {g: {type: inline, users: {a: {password: p}}}}\n",
+            "guards.g.users.a.password: secret",
         ),
         (
             KAFKA % "" + "listen: {access-control: {allow: {origins: ['https://a']}}}\n",
@@ -36,6 +56,6 @@ def test_a_sound_configuration_has_no_warnings():
     ],
 )
 def test_what_works_but_perhaps_not_as_meant_is_told(text: str, words: str):
-    (warning,) = loads(text, environ={"P": "p"}).warnings
+    (warning,) = loads(text, environ={"P": "p", "K": "YWJj"}).warnings
     assert all(word in warning for word in words.split())
     assert ";" in warning
