@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.needs import need
 
 pytest_plugins = ["support.brokers", "support.any_topic", "support.secured", "support.shares"]
+
+# On a busy machine an example may take seconds (200 ms are allowed by default): no fault of it.
+patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("patient", settings(), **patient)
+settings.load_profile("patient")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -63,7 +63,7 @@ def broker(module_broker: Broker) -> Iterator[Broker]:
 # -- a broker that is away -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("how", "span"), [("killed", 6.0), ("hung up", 3.0), ("hidden", 6.0)])
+@pytest.mark.parametrize(("how", "span"), [("killed", 4.0), ("hung up", 3.0), ("hidden", 4.0)])
 async def test_a_broker_that_is_away_is_not_hammered_and_soon_read_again(broker, how, span):
     """How soon: after the first moment that another client can read the partition."""
     name = await asyncio.to_thread(broker.topic, PARTITIONS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import time
 from collections.abc import Callable
 
 import httpx
@@ -18,6 +17,7 @@ from support.proxy import KafkaProxy
 from support.until import until
 
 Topic = Callable[..., str]
+WITHIN = 60.0  # s
 EVENT_SOURCE = {"Accept": "text/event-stream", "Sec-Fetch-Mode": "cors"}
 
 
@@ -82,21 +82,17 @@ async def test_told_to_end_it_says_so_to_every_stream_and_ends(
     kafka: Broker, topic: Topic, number: signal.Signals
 ):
     name = topic(partitions=3)
-    async with (
-        Oracle(kafka.servers) as oracle,
-        running_gateway(config_for(kafka.servers, [name])) as gateway,
-    ):
+    config = config_for(kafka.servers, [name], listen={"drainTimeout": "5m"})  # which nobody needs
+    async with Oracle(kafka.servers) as oracle, running_gateway(config) as gateway:
         clients = [RawClient(f"{gateway.base_url}/records/{name}", retry=0.05) for _ in range(20)]
         try:
             await asyncio.gather(*(client.__aenter__() for client in clients))
             await asyncio.gather(*(client.wait(1) for client in clients))
             await oracle.produce(name, 30)
             await asyncio.gather(*(client.wait(31) for client in clients))
-            began = time.monotonic()
             gateway.signal(number)
-            await until(lambda: not gateway.alive, "the end")
+            await until(lambda: not gateway.alive, "the end", WITHIN)
             assert await gateway.stop() == 0
-            assert time.monotonic() - began < 5
             retries = []
             for client in clients:
                 assert json.loads(client.events[-1]["data"]) == {"reason": "drain"}
@@ -121,7 +117,8 @@ def enough(count: int) -> Callable[..., bool]:
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(kafka: Broker, topic: Topic):
     name = topic()
-    config = config_for(kafka.servers, [name], [route(name, "value")])
+    listen = {"drainTimeout": "2s"}
+    config = config_for(kafka.servers, [name], [route(name, "value")], listen=listen)
     async with Oracle(kafka.servers) as oracle, running_gateway(config) as gateway:
         url = f"{gateway.base_url}/events/{name}"
         async with RawClient(url, receive_buffer=4096) as deaf, RawClient(url) as other:
@@ -130,9 +127,7 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(kafka: Broke
             deaf.hold()
             await oracle.produce(name, 3000, fields={"padding": "x" * 2000})
             await other.wait(3001)
-            began = time.monotonic()
             assert await gateway.stop() == 0
-            assert time.monotonic() - began < 20
             await other.stop()
             assert other.events[-1]["event"] == "end"
 

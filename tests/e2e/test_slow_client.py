@@ -29,9 +29,9 @@ from support.until import until
 
 from gateway.core.record import TopicPartition
 
-STALL = 30.0  # s
-OTHERS = 49
-RATE = 40  # records/s
+STALL = 12.0  # s
+OTHERS = 19
+RATE = 100  # records/s
 SIZE = 12_000  # bytes; 14 MB in a stall
 PARTITIONS = 12
 WITHIN = 60.0  # s
@@ -141,7 +141,7 @@ async def watch_memory(gateway: Gateway, seen: list[int]) -> None:
 
 
 @pytest.mark.timeout(180)
-async def test_clients_that_stop_reading_for_half_a_minute_harm_nobody_and_lose_nothing(
+async def test_clients_that_stop_reading_for_a_while_harm_nobody_and_lose_nothing(
     kafka: Broker, topic: Callable[..., str]
 ) -> None:
     name = topic(partitions=PARTITIONS)
@@ -163,7 +163,7 @@ async def test_clients_that_stop_reading_for_half_a_minute_harm_nobody_and_lose_
         stack.callback(watching.cancel)
 
         calm = time.monotonic()
-        await flow(oracle, name, calm + 6.0)
+        await flow(oracle, name, calm + 4.0)
         for client in slow.values():
             client.hold()
         stalled, before, cpu = time.monotonic(), max(memory), gateway.cpu_seconds
@@ -172,7 +172,7 @@ async def test_clients_that_stop_reading_for_half_a_minute_harm_nobody_and_lose_
         had = {policy: len(client.events) for policy, client in slow.items()}
         for client in slow.values():
             client.release()
-        await flow(oracle, name, released + 3.0)
+        await flow(oracle, name, released + 2.0)
         count = len(oracle.acknowledged())
 
         await until(lambda: all(len(r.latencies) == count for r in others), "the others", WITHIN)
@@ -186,11 +186,11 @@ async def test_clients_that_stop_reading_for_half_a_minute_harm_nobody_and_lose_
 
         quiet = latencies(others, calm + 1.0, stalled)
         busy = latencies(others, stalled, released)
-        after = latencies(others, released, released + 3.0)
+        after = latencies(others, released, released + 2.0)
         print(f"\n{count} records of {SIZE} bytes; slow had {had}")
-        print(f"49 others before      : {shown(quiet)}")
-        print(f"49 others in the stall: {shown(busy)}")
-        print(f"49 others at release  : {shown(after)}")
+        print(f"others before      : {shown(quiet)}")
+        print(f"others in the stall: {shown(busy)}")
+        print(f"others at release  : {shown(after)}")
         print(
             f"memory: {before >> 20} MB before, {during >> 20} in it, {max(memory) >> 20} at most"
         )

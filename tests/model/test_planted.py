@@ -21,6 +21,8 @@ from gateway.core.reading import Fetched, Reading
 from gateway.core.record import Entry, Gap, Reason, Record, TopicPartition
 from gateway.core.subscription import Subscription
 
+pytestmark = pytest.mark.timeout(400)
+
 SEEDS = 80  # the rarest is found by the 25th
 
 Plant = Callable[[pytest.MonkeyPatch], None]

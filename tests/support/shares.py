@@ -12,7 +12,7 @@ import os
 import pytest
 
 BROKERS = ("session_kafka", "session_kafka3", "session_secured")
-LONG = "tests/e2e/"  # these begin: what is begun last should be short
+LONG = ("tests/e2e/", "tests/model/")  # these begin: what is begun last should be short
 
 
 @pytest.hookimpl(optionalhook=True)
