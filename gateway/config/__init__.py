@@ -28,7 +28,8 @@ from .path import PathPattern
 from .route import Route, When, With
 from .schema import schema
 from .security import Sasl, Security, Tls
-from .settings import Metrics, Settings, Telemetry, Traces
+from .settings import Settings
+from .telemetry import Logs, Metrics, Telemetry, Traces
 from .template import Template
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "Limits",
     "Listen",
     "ListenTls",
+    "Logs",
     "Metrics",
     "Model",
     "PathPattern",

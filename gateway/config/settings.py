@@ -5,47 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
-from .address import Url
 from .catalog import SchemaRegistry
-from .crosscheck import RESERVED, crosscheck
+from .crosscheck import crosscheck
 from .fields import Size, Text, within
 from .guard import Guard
 from .kafka import Kafka
 from .listen import Listen
-from .path import PathPattern
 from .route import Route
-from .section import Problem, Section, refused
+from .section import Problem, Section
+from .telemetry import Telemetry
 from .units import show_size
 from .warning import warnings
-
-
-def _metrics_path(path: str) -> str:
-    try:
-        pattern = PathPattern.parse(path)
-    except ValueError as error:
-        raise refused(str(error)) from None
-    if pattern.params or pattern.rest or path == "/":
-        raise refused(f"path {path!r} is no fixed path; write such as /metrics")
-    if path in RESERVED:
-        raise refused(f"path {path!r} is the gateway's own; use another, such as /metrics")
-    return path
-
-
-class Metrics(Section):
-    prometheus: Annotated[Text, AfterValidator(_metrics_path)] | None = Field(
-        default="/metrics", description="Path to scrape, null for none. For Prometheus."
-    )
-
-
-class Traces(Section):
-    otlp: Url | None = Field(default=None, description="OTLP/HTTP endpoint. For tracing back ends.")
-
-
-class Telemetry(Section):
-    metrics: Metrics = Field(default=Metrics(), description="Figures. For operators.")
-    traces: Traces = Field(default=Traces(), description="Spans. For operators.")
 
 
 class Settings(Section):
@@ -66,7 +38,7 @@ class Settings(Section):
         default={}, description="Schemas. For typed records."
     )
     telemetry: Telemetry = Field(
-        default=Telemetry(), description="Metrics and traces. For operators."
+        default=Telemetry(), description="Metrics, traces and logs. For operators."
     )
     memory: Annotated[Size, within(1024**2, 1024**5, show_size)] = Field(
         default=1024**3,

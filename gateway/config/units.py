@@ -1,7 +1,7 @@
-"""Durations and sizes as people write them: a number and a unit, nothing implied.
+"""Durations, sizes and shares as people write them: a number and a unit, nothing implied.
 
 `5s`, `250ms`, `1.5h`, `7d` become float seconds (to the microsecond); `64MiB`, `500kB`
-become int bytes. A number without a unit is refused: 30 what?
+become int bytes; `1%` becomes 0.01. A number without a unit is refused: 30 what?
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ SIZES: Mapping[str, Decimal] = {
 LONGEST = 10_000 * 86_400  # seconds: about 27 years
 LARGEST = 1024**5  # bytes: 1 PiB
 
+SHARES: Mapping[str, Decimal] = {"%": Decimal("0.01")}
+
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,15})?)(\s*)([^\s0-9.]*)")
 _WORDS: Mapping[str, str] = {
     "sec": "s", "secs": "s", "second": "s", "seconds": "s",
@@ -58,6 +60,19 @@ def size(text: str) -> int:
     if count > LARGEST:
         raise ValueError(f"{text!r} is too large; the largest size is 1024TiB")
     return int(count)
+
+
+def share(text: str) -> float:
+    """A share of 1. Raises ValueError saying what to write."""
+    part = _quantity(text, SHARES, "share", "1%")
+    if part > 1:
+        raise ValueError(f"{text!r} is more than all; the largest share is 100%")
+    return float(part)
+
+
+def show_share(part: float) -> str:
+    """The shortest text that `share` reads as this."""
+    return f"{(Decimal(str(part)) * 100).normalize():f}%"
 
 
 def show_duration(seconds: float) -> str:

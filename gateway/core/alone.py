@@ -180,6 +180,7 @@ class Alone:
             data = self.own.without(chunk) if self.own else chunk.data
             if data:
                 portion.add(data)
+                ride.note(chunk, self.own)
             if chunk.ends and not chunk.ends <= self.own.keys():
                 ride.ended = "offset-out-of-range"
 

@@ -88,17 +88,20 @@ class Backlog:
         assert place.offset is not None
         if not bounded and end.lineage != log.lineage:
             return
+        read = self._ride.traffic.read
         if log.covers(place):
             self.drop_fed(tp)
             for entry in log.read(place.offset):
                 if not bounded and entry.next > (end.offset or 0):
                     return
+                read["cache"] += 1
                 yield entry
         while fed := self._fed.get(tp):
             if not bounded and fed[0].next > (end.offset or 0):
                 return
             entry = fed.popleft()
             self._bytes -= weight(entry)
+            read["kafka"] += 1
             yield entry
 
     def given(self, tp: TopicPartition) -> Iterator[Entry | Block]:
@@ -106,6 +109,7 @@ class Backlog:
         while brought := self._brought.get(tp):
             piece = brought.popleft()
             self._bytes -= weight(piece)
+            self._ride.traffic.read["table"] += piece.records if type(piece) is Block else 1
             yield piece
 
     def stretch(self, tp: TopicPartition, place: Place) -> Stretch:

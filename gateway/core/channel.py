@@ -30,13 +30,13 @@ class Event(NamedTuple):
     tp:    the partition it moves on; None for what all may hear, wherever they are in it.
     head:  what all clients of the view share of it.
     text:  of its id; None for an event without.
-    counts: it is a record.
+    stamp: of a record its timestamp, in milliseconds; None for what is none.
     """
 
     tp: TopicPartition | None
     head: bytes
     text: bytes | None
-    counts: bool = False
+    stamp: int | None = None
 
 
 class Encoder(Protocol):
@@ -63,6 +63,7 @@ class Chunk:
 
     ends: partitions whose loss ends those who got it. only_ready: it tells of nothing else.
     before: the total of its channel before it.
+    gaps: that it tells of.
     """
 
     turn: int
@@ -72,6 +73,7 @@ class Chunk:
     only_ready: bool = False
     before: Sum | None = None
     cohorts: dict[CohortKey, bytes] | None = None
+    gaps: Sequence[Gap] = ()
 
     @property
     def size(self) -> int:
@@ -149,11 +151,15 @@ class Channel:
     def total_before(self, seq: int) -> Sum | None:
         return self.total if seq == self.head else self.chunk(seq).before
 
+    def chunks(self, since: int) -> Sequence[Chunk]:
+        """All from one on."""
+        return self._ring[since - self.first :]
+
     def joined(self, since: int) -> bytes:
-        """All chunks from one on."""
+        """The bytes of these."""
         if since == self.head - 1:
             return self._ring[-1].data
-        return b"".join(self.chunk(seq).data for seq in range(since, self.head))
+        return b"".join([chunk.data for chunk in self.chunks(since)])
 
     def notify(self) -> None:
         """There is something new: whoever follows is to take it."""
@@ -165,6 +171,7 @@ class Channel:
     def publish(self, turn: Turn) -> Chunk | None:
         """Encode a turn; None when nothing of it is seen here."""
         events: list[Event] = []
+        gaps: list[Gap] = []
         ends: set[TopicPartition] = set()
         only_ready, batched = True, not self.tail.exact
         accepts = self.accepts
@@ -176,14 +183,16 @@ class Channel:
             if event is not None:
                 events.append(event)
                 only_ready = only_ready and kind is Ready
-                if kind is Gap and self.ends_at(entry):
-                    ends.add(entry.tp)
+                if type(entry) is Gap:
+                    gaps.append(entry)
+                    if self.ends_at(entry):
+                        ends.add(entry.tp)
             elif batched and text is not None and events:
                 events[-1] = events[-1]._replace(text=text)  # past what is not seen here
         if not events:
             return None
         chunk = self.tell(turn, events)
-        chunk.ends, chunk.only_ready = frozenset(ends), only_ready
+        chunk.ends, chunk.only_ready, chunk.gaps = frozenset(ends), only_ready, gaps
         return chunk
 
     def _latest(self, turn: Turn) -> Sequence[Item]:
@@ -332,4 +341,4 @@ def event_of(encoder: Encoder, entry: Entry, text: bytes | None) -> Event | None
         return None
     kind = type(entry)
     tp = entry.tp if kind is Record or kind is Gap else None
-    return _new(Event, (tp, head, text, kind is Record))
+    return _new(Event, (tp, head, text, entry.timestamp if type(entry) is Record else None))

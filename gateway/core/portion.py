@@ -46,6 +46,7 @@ class Portion:
         """One id for all: it holds nothing that was not told."""
         ride = self._ride
         for gap in gaps:
+            ride.traffic.told((gap.reason,))
             self._events.append(Event(gap.tp, ride.channel.encoder.head(gap) or b"", None))
             if ride.channel.ends_at(gap):
                 ride.ended = "offset-out-of-range"
@@ -69,6 +70,8 @@ class Portion:
             ride.ended = "offset-out-of-range"
         if type(entry) is Record:
             self._count()
+        elif type(entry) is Gap:
+            ride.traffic.told((entry.reason,))
 
     def send_block(self, block: Block, place: Place) -> None:
         """As `send`, of what was encoded for all."""
@@ -85,6 +88,7 @@ class Portion:
         self.left -= len(block.data) + len(block.last)
         assert self._ride.snapshot is not None
         self._ride.snapshot.records += block.records
+        self._ride.traffic.untimed += block.records
 
     def close_snapshot(self, end: SnapshotEnd) -> None:
         """What is held back until now comes next."""
@@ -117,6 +121,7 @@ class Portion:
 
     def _count(self) -> None:
         ride = self._ride
+        ride.traffic.untimed += 1
         if ride.snapshot is not None and not ride.snapshot.told:
             ride.snapshot.records += 1
         if ride.credit is not None:

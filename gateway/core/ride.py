@@ -6,14 +6,17 @@ in a partition that it reads alone is not known here: `own` are those places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
+from ..telemetry.traffic import Traffic
 from .channel import Channel, Chunk
 from .position import Position
 from .record import TopicPartition
 from .slow import SlowClient
 from .snapshot import Snapshot
 from .token import TokenWriter
+
+NOBODYS = Traffic()
 
 
 class Ride:
@@ -30,11 +33,12 @@ class Ride:
     since:  time in seconds of the epoch as of which pending places of its own are to be
             resolved; goes into its ids while there are any.
     snapshot: what it is to be told before it is live.
+    traffic: where it is counted what it is sent.
     """
 
     __slots__ = (
         "channel", "count", "credit", "cursor", "ended", "more", "since", "slow", "snapshot",
-        "until",
+        "traffic", "until",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +50,7 @@ class Ride:
         credit: int | None = None,
         since: int | None = None,
         snapshot: Snapshot | None = None,
+        traffic: Traffic = NOBODYS,
     ) -> None:
         self.channel = channel
         self.slow = slow
@@ -54,6 +59,7 @@ class Ride:
         self.credit = credit
         self.since = since
         self.snapshot = snapshot
+        self.traffic = traffic
         self.cursor = channel.head
         self.ended: str | None = None
         self.more = False
@@ -73,6 +79,7 @@ class Ride:
                 short = self.credit > 0
                 break
             self.cursor += 1
+            self.note(chunk)
             out.append(chunk.data)
             budget -= len(chunk.data)
             if chunk.ends:
@@ -83,11 +90,18 @@ class Ride:
     def pays(self, chunk: Chunk, own: Position) -> bool:
         """Is there credit for all that it has for this client? It is taken off then."""
         assert self.credit is not None
-        cost = sum(event.counts and event.tp not in own for event in chunk.events)
+        cost = sum(event.stamp is not None and event.tp not in own for event in chunk.events)
         if cost > self.credit:
             return False
         self.credit -= cost
         return True
+
+    def note(self, chunk: Chunk, own: Container[TopicPartition] = ()) -> None:
+        """It is sent this, but for these partitions."""
+        events = [each for each in chunk.events if each.tp not in own] if own else chunk.events
+        self.traffic.sent(events)
+        if chunk.gaps:
+            self.traffic.told(gap.reason for gap in chunk.gaps if gap.tp not in own)
 
     def places_with(self, own: Position) -> Position:
         """Where the client stands, partition by partition."""

@@ -15,7 +15,7 @@ from .channel import Channel, Encoder, Event, event_of
 from .conflation import latest
 from .filters import Filters
 from .index import Index
-from .record import Entry, Ready, Record, Skip
+from .record import Entry, Gap, Ready, Record, Skip
 from .tail import Tail, Turn
 
 MOST_TURNS = 4096
@@ -66,11 +66,13 @@ class Spread:
     def _publish_some(self, turn: Turn) -> list[Channel]:
         of_all = [entry for entry, _ in turn.items if type(entry) not in (Record, Skip)]
         only_ready = all(type(entry) is Ready for entry in of_all)
+        gaps = [entry for entry in of_all if type(entry) is Gap]
         told = self._latest(turn) if self.tail.conflates else self._events(turn)
         for channel, events in told.items():
             chunk = channel.tell(turn, events)
             if of_all:
-                chunk.only_ready = only_ready and not any(event.counts for event in events)
+                records = any(event.stamp is not None for event in events)
+                chunk.only_ready, chunk.gaps = only_ready and not records, gaps
                 chunk.ends = frozenset(entry.tp for entry in of_all if channel.ends_at(entry))
         return list(told)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from ..telemetry.traffic import Traffic
 from .alone import Alone
 from .blocks import Block
 from .channel import Channel
@@ -18,7 +19,7 @@ from .counted import Counted, Ledger, Sum
 from .own import Reads
 from .position import NO_EPOCH, Place, Position
 from .record import Entry, Gap, TopicPartition
-from .ride import Ride
+from .ride import NOBODYS, Ride
 from .slow import SlowClient
 from .snapshot import Snapshot
 
@@ -45,10 +46,11 @@ class Subscription(Ride):
         credit: int | None = None,
         since: int | None = None,
         snapshot: Snapshot | None = None,
+        traffic: Traffic = NOBODYS,
         reads: Reads | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(channel, slow, until, count, credit, since, snapshot)
+        super().__init__(channel, slow, until, count, credit, since, snapshot, traffic)
         self.wake = wake
         self._ledger: Ledger | None = None  # if what it gets is counted
         self.alone: Alone | None = None
@@ -232,6 +234,7 @@ class Subscription(Ride):
 
     def fall(self, position: Position) -> None:
         """Fell out of the ring, where its position was this one."""
+        self.traffic.falls[self.slow] += 1
         if self.slow is SlowClient.DISCONNECT:
             self.ended = "slow"  # its first id may be yet to come: the places are kept
         self.reader().fall(position)

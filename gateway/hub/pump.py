@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from ..core.channel import Channel
+from ..core.channel import Channel, Chunk
+from ..telemetry.traffic import Traffic
 
 if TYPE_CHECKING:
     from .client import Client
@@ -58,13 +60,27 @@ class Pace:
 
 
 class Fan:
-    """The riders of one channel."""
+    """The riders of one channel that are counted together.
 
-    __slots__ = ("again", "channel", "due", "pump", "riders", "round", "sent_at")
+    beside: others of the channel, of another route that shows the same.
+    """
 
-    def __init__(self, pump: Pump, channel: Channel) -> None:
+    __slots__ = (
+        "_chunks", "_count", "again", "beside", "channel", "due", "pump", "riders", "round",
+        "sent_at", "traffic",
+    )  # fmt: skip
+
+    # `_chunks`: what was written in this round, to how many (`_count`) that is not noted yet.
+
+    def __init__(
+        self, pump: Pump, channel: Channel, traffic: Traffic, beside: Fan | None = None
+    ) -> None:
         self.pump = pump
         self.channel = channel
+        self.traffic = traffic
+        self.beside = beside
+        self._chunks: Sequence[Chunk] = ()
+        self._count = 0
         self.riders: dict[Client, None] = {}
         self.round: list[Client] = []  # those that the present round still comes to
         self.due = self.again = False  # `again`: more was published since this round began
@@ -73,6 +89,8 @@ class Fan:
 
     def call(self) -> None:
         """There is something new for the riders."""
+        if self.beside is not None:
+            self.beside.call()
         if self.due:
             self.again = True
         elif self.riders:
@@ -86,21 +104,48 @@ class Fan:
 
     def write(self, most: int) -> None:
         """Bring so many of the round to where the channel stands now."""
-        channel, head = self.channel, self.channel.head
-        at, data = head, b""
-        for _ in range(min(most, len(self.round))):
-            client = self.round.pop()
+        channel, head, riders = self.channel, self.channel.head, self.round
+        at, data, left = head, b"", len(riders)  # `left`: riders before those of this `at`
+        for _ in range(min(most, left)):
+            client = riders.pop()
             subscription, outlet = client.subscription, client.outlet
             if outlet is None or subscription.alone is not None:
                 self.drop(client)
+                left -= 1
             elif subscription.cursor < head:
                 if subscription.cursor != at:
-                    at = subscription.cursor
+                    if at < head:
+                        self._note(at, len(data), left - len(riders) - 1)
+                    at, left = subscription.cursor, len(riders) + 1
                     data = channel.joined(at)
                 subscription.cursor = head
                 outlet.write(data)
                 if outlet.full:
+                    self.traffic.stalls += 1
                     self.drop(client)
+            else:
+                left -= 1
+        if at < head:
+            self._note(at, len(data), left - len(riders))
+
+    def _note(self, at: int, size: int, count: int) -> None:
+        """So many were written all from there on. Summed up for a whole round: most slices of one
+        write the same."""
+        self.traffic.bytes += size * count
+        chunks = self.channel.chunks(at)
+        if self._count and (len(chunks) != len(self._chunks) or chunks[-1] is not self._chunks[-1]):
+            self.settle()
+        self._chunks = chunks
+        self._count += count
+
+    def settle(self) -> None:
+        """Count what was written."""
+        traffic, count = self.traffic, self._count
+        for chunk in self._chunks:
+            traffic.sent(chunk.events, count)
+            if chunk.gaps:
+                traffic.told([gap.reason for gap in chunk.gaps], count)
+        self._chunks, self._count = (), 0
 
     def drop(self, client: Client) -> None:
         """It sees to itself until it has caught up."""
@@ -120,10 +165,12 @@ class Pump:
 
     def ride(self, client: Client) -> Fan:
         """Take a client into the rounds of its channel; it has all that was published."""
-        channel = client.subscription.channel
+        channel, traffic = client.subscription.channel, client.subscription.traffic
         fan = self._fans.get(channel)
+        while fan is not None and fan.traffic is not traffic:
+            fan = fan.beside
         if fan is None:
-            fan = self._fans[channel] = Fan(self, channel)
+            fan = self._fans[channel] = Fan(self, channel, traffic, self._fans.get(channel))
         fan.riders[client] = None
         channel.sleepers.discard(client.subscription)
         return fan
@@ -149,6 +196,7 @@ class Pump:
             if not fan.round:
                 self._due.popleft()
                 fan.due = False
+                fan.settle()
                 if fan.again:
                     fan.call()
                 else:

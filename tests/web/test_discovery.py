@@ -369,9 +369,7 @@ def sent(wire: Wire, format: Format) -> list[tuple[str, Any]]:
     """All that a client hears, by the names that tell it apart."""
     encoder = wire.encoder(format)
     heads = [(entry, encoder.head(entry)) for entry in ENTRIES]
-    events = [
-        Event(TP, head, b"AAAA", type(entry) is Record) for entry, head in heads if head is not None
-    ]
+    events = [Event(TP, head, b"AAAA") for _, head in heads if head is not None]
     events.append(Event(TP, encoder.position(), b"AAAB"))
     data = wire.begin(BEGIN, b"AAA", refused=True) + encoder.render(events, b"AAAAA")
     data += wire.end("until", b"AAA")

@@ -1,0 +1,252 @@
+"""Every metric there is: its name, kind, labels and meaning. The README lists the same.
+
+Names are Prometheus's way: `gateway_`, what is measured, the unit in full (seconds, bytes),
+`_total` for what only grows. Labels are few and bounded: routes as configured, topics that are
+read, words of this code; never a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from .histogram import LATENCY, SIZE
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+class Merge(StrEnum):
+    """What several workers' values of one series come to."""
+
+    SUM = "sum"
+    MOST = "most"
+    LEAST = "least"
+
+
+class Metric(NamedTuple):
+    """name: with its unit, of counters without `_total`. unit: seconds, bytes or nothing."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: Sequence[str] = ()
+    unit: str = ""
+    merge: Merge = Merge.SUM
+    bounds: Sequence[float] = ()
+
+    @property
+    def shown(self) -> str:
+        """As a scrape has it."""
+        return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+
+def _counter(name: str, help: str, *labels: str, unit: str = "") -> Metric:
+    return Metric(name, Kind.COUNTER, help, labels, unit)
+
+
+def _gauge(name: str, help: str, *labels: str, unit: str = "", merge: Merge = Merge.SUM) -> Metric:
+    return Metric(name, Kind.GAUGE, help, labels, unit, merge)
+
+
+def _seconds(name: str, help: str, *labels: str) -> Metric:
+    return Metric(name, Kind.HISTOGRAM, help, labels, "seconds", Merge.SUM, LATENCY)
+
+
+# clients
+
+CLIENTS = _gauge("gateway_clients", "Streams that are open.", "route", "wire")
+OPENED = _counter("gateway_streams_opened", "Streams that were opened.", "route", "wire")
+ENDED = _counter(
+    "gateway_streams_ended",
+    "Streams that are over, by the reason of their end event; left: the client went away.",
+    "route", "wire", "reason",
+)  # fmt: skip
+DELIVERIES = _counter(
+    "gateway_deliveries", "Records sent to clients: one record to ten clients is ten.",
+    "route", "wire",
+)  # fmt: skip
+SENT = _counter(
+    "gateway_sent_bytes", "Bytes of streams handed to connections.", "route", "wire", unit="bytes"
+)
+DELIVERY_LATENCY = _seconds(
+    "gateway_delivery_latency_seconds",
+    "From a record's timestamp to where it was written to a client's connection, of records that "
+    "are sent as they come; what is read alone, while catching up, is not in it.",
+    "route", "wire",
+)  # fmt: skip
+CLIENT_GAPS = _counter(
+    "gateway_client_gaps", "Gap events sent to clients.", "route", "wire", "reason"
+)
+STALLS = _counter(
+    "gateway_client_stalls",
+    "How often a connection did not take all it was given, and its client had to wait for it.",
+    "route", "wire",
+)  # fmt: skip
+FALLS = _counter(
+    "gateway_client_falls",
+    "How often a client was too slow for what is kept for all, by what slowClient has done about "
+    "it: catchUp loses nothing; skip, conflate and disconnect leave records out.",
+    "route", "wire", "policy",
+)  # fmt: skip
+BEHIND = _gauge(
+    "gateway_clients_behind",
+    "Clients that have yet to get records there are; slow: their connection takes no more; "
+    "catching-up: they read alone.",
+    "route", "state",
+)  # fmt: skip
+BEHIND_RECORDS = _gauge(
+    "gateway_clients_behind_records",
+    "How far these are behind, all together, in offsets of their partitions.",
+    "route", "state",
+)  # fmt: skip
+BEHIND_MOST = _gauge(
+    "gateway_clients_behind_records_max", "How far the last of these is behind, in offsets.",
+    "route", "state", merge=Merge.MOST,
+)  # fmt: skip
+CATCHUP_READS = _counter(
+    "gateway_catchup_records",
+    "Records that clients read alone (before any filter), by where they came from: cache (kept in "
+    "memory), kafka, table (a snapshot's).",
+    "route", "wire", "source",
+)  # fmt: skip
+TOKENS = Metric(
+    "gateway_token_bytes", Kind.HISTOGRAM,
+    "Size of the ids that streams began with; every event has one of about that size.",
+    ("route", "wire"), "bytes", Merge.SUM, SIZE,
+)  # fmt: skip
+WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open, with any number of streams.")
+REFUSED_CONNECTIONS = _counter(
+    "gateway_refused_connections", "Connections that were one too many, by the limit.", "limit"
+)
+REFUSED_REQUESTS = _counter(
+    "gateway_refused_requests", "Requests for streams that were refused, by HTTP status.", "status"
+)
+
+# partitions
+
+LAG = _gauge(
+    "gateway_partition_lag_records",
+    "How far the shared read is behind the end that may be read (the last stable offset).",
+    "topic", "partition", merge=Merge.MOST,
+)  # fmt: skip
+READY = _gauge(
+    "gateway_partition_ready",
+    "1 while the partition can be read (by every worker that reads it), else 0.",
+    "topic", "partition", merge=Merge.LEAST,
+)  # fmt: skip
+STATE = _gauge(
+    "gateway_partition_state",
+    "1 for the state its read is in (of workers: how many are): resolving, streaming, validating, "
+    "resetting, leaderless, recovering.",
+    "topic", "partition", "state",
+)  # fmt: skip
+RECOVERING = _gauge(
+    "gateway_partition_recovering",
+    "1 while the partition cannot be read, with the cause (of workers: how many).",
+    "topic", "partition", "cause",
+)  # fmt: skip
+READY_SECONDS = _seconds(
+    "gateway_partition_ready_seconds",
+    "From where a partition was first wanted to where it could be read.",
+    "topic",
+)  # fmt: skip
+RECONNECTS = _counter(
+    "gateway_partition_reconnects", "How often a partition's read was interrupted, by the cause.",
+    "topic", "cause",
+)  # fmt: skip
+GAPS = _counter(
+    "gateway_gaps", "Gaps that were found while reading, one for all clients.", "topic", "reason"
+)
+GAP_RECORDS = _counter(
+    "gateway_gap_records",
+    "Offsets in them; reason retention: records that Kafka deleted before they were read.",
+    "topic", "reason",
+)  # fmt: skip
+FETCHED = _counter(
+    "gateway_fetched_records",
+    "Records read from Kafka; reader: tail is the one read for all, catchup what clients lack.",
+    "topic", "reader",
+)  # fmt: skip
+FETCHED_BYTES = _counter(
+    "gateway_fetched_bytes", "Bytes of them, as Kafka sent them.", "topic", "reader", unit="bytes"
+)
+ARCHIVE = _counter(
+    "gateway_archive_reads",
+    "Reads of partitions for single clients, by how they were answered: kafka, held (what was read "
+    "for another a moment ago), joined (a read that was under way).",
+    "topic", "source",
+)  # fmt: skip
+CACHE = _gauge(
+    "gateway_cache_bytes", "Records kept in memory for those who come late.", "topic", unit="bytes"
+)
+MEMORY = _gauge(
+    "gateway_memory_bytes",
+    "What the option memory bounds: cache, rings (recent chunks), tables (snapshots), backlog "
+    "(read and not taken yet).",
+    "part", unit="bytes",
+)  # fmt: skip
+MEMORY_LIMIT = _gauge("gateway_memory_limit_bytes", "The option memory.", unit="bytes")
+
+# brokers
+
+REACHABLE = _gauge(
+    "gateway_kafka_reachable",
+    "1 while brokers answer (to every worker), else 0.",
+    merge=Merge.LEAST,
+)
+REQUEST_SECONDS = _seconds(
+    "gateway_kafka_request_seconds",
+    "Until brokers answered; a Fetch may wait for records. The count is that of requests.",
+    "api",
+)  # fmt: skip
+REQUEST_FAILURES = _counter(
+    "gateway_kafka_request_failures", "Requests that were not answered.", "api", "cause"
+)
+CONNECTS = _counter("gateway_broker_connects", "Connections made to brokers.", "role")
+CONNECT_FAILURES = _counter(
+    "gateway_broker_connect_failures", "Connections to brokers that could not be made.", "cause"
+)
+
+# produce
+
+PRODUCED = _counter(
+    "gateway_produced_records",
+    "Records of clients for Kafka, by what became of them: written, refused (by Kafka), doubtful "
+    "(no answer), unsent (too late, or too many).",
+    "topic", "outcome",
+)  # fmt: skip
+PRODUCED_BYTES = _counter(
+    "gateway_produced_bytes", "Keys, values and headers that were written.", "topic", unit="bytes"
+)
+PRODUCE_SECONDS = _seconds(
+    "gateway_produce_seconds", "From where a record was handed over to where Kafka has it.", "topic"
+)
+PRODUCE_WAITING = _gauge(
+    "gateway_produce_waiting_bytes", "What waits for Kafka's answer.", unit="bytes"
+)
+
+# the process
+
+LOOP_LAG = _seconds(
+    "gateway_event_loop_lag_seconds",
+    "How late the event loop is: looked at four times a second.", "worker",
+)  # fmt: skip
+LOGGED = _counter("gateway_log_lines", "Lines logged, by level.", "level")
+WORKERS = _gauge("gateway_workers", "Workers that this scrape is of.")
+MISSING = _gauge("gateway_workers_missing", "Workers that did not answer it; it lacks theirs.")
+INFO = _gauge("gateway_info", "1.", "name", "version", merge=Merge.MOST)
+CPU = _counter("process_cpu_seconds", "User and system time.", "worker", unit="seconds")
+RESIDENT = _gauge("process_resident_memory_bytes", "Resident memory.", "worker", unit="bytes")
+VIRTUAL = _gauge("process_virtual_memory_bytes", "Virtual memory.", "worker", unit="bytes")
+STARTED = _gauge(
+    "process_start_time_seconds", "When it started, by the epoch.", "worker", unit="seconds"
+)
+OPEN_FILES = _gauge("process_open_fds", "File descriptors in use.", "worker")
+MOST_FILES = _gauge("process_max_fds", "How many it may use.", "worker")
+
+METRICS: Sequence[Metric] = tuple(each for each in list(vars().values()) if type(each) is Metric)

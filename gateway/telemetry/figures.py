@@ -1,0 +1,74 @@
+"""The figures of a process at one instant, and what those of several come to.
+
+Whoever has figures adds them; nothing is kept from one scrape to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from . import catalog
+from .catalog import Merge, Metric
+from .histogram import Histogram
+
+Labels: TypeAlias = tuple[str, ...]
+Value: TypeAlias = Any  # a number; of a histogram, its counts and at last its sum
+
+_BY_NAME: Mapping[str, Metric] = {metric.name: metric for metric in catalog.METRICS}
+
+
+class Figures:
+    """See the module. What is added twice for the same labels is merged, as the metric says."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[Labels, Value]] = {}
+
+    def add(self, metric: Metric, value: float, *labels: object) -> None:
+        self._take(metric, tuple(map(str, labels)), value)
+
+    def count(self, metric: Metric, counts: Mapping[Any, float]) -> None:
+        """Those of a Counter: its keys are labels, several in a tuple."""
+        for key, value in counts.items():
+            labels = key if isinstance(key, tuple) else (key,)
+            self.add(metric, value, *labels)
+
+    def observed(self, metric: Metric, histogram: Histogram, *labels: object) -> None:
+        self._take(metric, tuple(map(str, labels)), [*histogram.counts, histogram.sum])
+
+    def plain(self) -> dict[str, list[Any]]:
+        """As JSON, for another process."""
+        return {
+            name: [[labels, value] for labels, value in values.items()]
+            for name, values in self._values.items()
+        }
+
+    def merge(self, plain: Mapping[str, Iterable[Any]]) -> None:
+        """Those of another process."""
+        for name, values in plain.items():
+            metric = _BY_NAME.get(name)
+            if metric is not None:  # a worker of another version may know others
+                for labels, value in values:
+                    self._take(metric, tuple(labels), value)
+
+    def __iter__(self) -> Iterator[tuple[Metric, Mapping[Labels, Value]]]:
+        """In the order of the catalog."""
+        for name, metric in _BY_NAME.items():
+            if name in self._values:
+                yield metric, self._values[name]
+
+    def __getitem__(self, metric: Metric) -> Mapping[Labels, Value]:
+        return self._values.get(metric.name, {})
+
+    def _take(self, metric: Metric, labels: Labels, value: Value) -> None:
+        values = self._values.setdefault(metric.name, {})
+        held = values.get(labels)
+        values[labels] = value if held is None else _merged(metric.merge, held, value)
+
+
+def _merged(merge: Merge, one: Value, other: Value) -> Value:
+    if isinstance(one, list):
+        return [mine + its for mine, its in zip(one, other, strict=True)]
+    if merge is Merge.SUM:
+        return one + other
+    return max(one, other) if merge is Merge.MOST else min(one, other)

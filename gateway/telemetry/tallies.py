@@ -1,0 +1,78 @@
+"""What goes on between the gateway and Kafka, counted where it happens: plain numbers of whoever
+counts, asked for when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from .histogram import Histogram
+
+
+@dataclass(slots=True)
+class Reads:
+    """What a fetcher reads.
+
+    records, bytes: by topic; bytes as Kafka sent them.
+    reconnects:     how often a partition had to be tried again, by topic and cause.
+    gaps, lost:     gaps of partitions and the offsets in them, by topic and reason.
+    ready:          seconds from where a partition was first wanted to where it could be read.
+    """
+
+    records: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    reconnects: Counter[tuple[str, str]] = field(default_factory=Counter)
+    gaps: Counter[tuple[str, str]] = field(default_factory=Counter)
+    lost: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ready: dict[str, Histogram] = field(default_factory=dict)
+
+    def was_ready(self, topic: str, after: float) -> None:
+        self.ready.setdefault(topic, Histogram()).observe(after)
+
+    def gap(self, topic: str, reason: str, records: int) -> None:
+        self.gaps[topic, reason] += 1
+        self.lost[topic, reason] += max(0, records)
+
+
+@dataclass(slots=True)
+class Requests:
+    """What brokers are asked.
+
+    seconds:  until they answered, by the api's name.
+    failures: requests that were not answered, by the api's name and cause.
+    connects, refused: connections by role, and those that could not be had, by cause.
+    """
+
+    seconds: dict[str, Histogram] = field(default_factory=dict)
+    failures: Counter[tuple[str, str]] = field(default_factory=Counter)
+    connects: Counter[str] = field(default_factory=Counter)
+    refused: Counter[str] = field(default_factory=Counter)
+
+    def answered(self, api: str, seconds: float) -> None:
+        found = self.seconds.get(api)
+        if found is None:
+            found = self.seconds[api] = Histogram()
+        found.observe(seconds)
+
+
+@dataclass(slots=True)
+class Writes:
+    """What is written to Kafka.
+
+    records: by topic and what became of them (`written, refused, doubtful, unsent`).
+    bytes:   of keys and values that were written, by topic.
+    seconds: from where a record was handed over to where Kafka has it, by topic.
+    """
+
+    records: Counter[tuple[str, str]] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, Histogram] = field(default_factory=dict)
+
+    def written(self, topic: str, size: int, seconds: float) -> None:
+        self.records[topic, "written"] += 1
+        self.bytes[topic] += size
+        found = self.seconds.get(topic)
+        if found is None:
+            found = self.seconds[topic] = Histogram()
+        found.observe(seconds)
