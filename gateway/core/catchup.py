@@ -115,9 +115,10 @@ class CatchUp:
         return True
 
     def _is_placed(self, tp: TopicPartition, log: Log, portion: Portion) -> bool:
-        """Bring the place into the log's present lineage, if it can be read at all."""
+        """Bring the place into the log's present lineage, if it can be read at all: one of a
+        later lineage waits until the shared read's entries have come to the log."""
         own, place = self._own, self._own[tp]
-        if place.lineage == UNVERIFIED or log.origin is None:
+        if place.lineage == UNVERIFIED or place.lineage > log.lineage or log.origin is None:
             return False
         if place.pending:
             own.leave(tp, place)

@@ -7,6 +7,7 @@ from gateway.core.catchup import QUANTUM, CatchUp
 from gateway.core.own import Own
 from gateway.core.portion import Portion
 from gateway.core.position import UNVERIFIED, Place
+from gateway.core.record import Gap, Reason
 from gateway.core.ride import Ride
 
 A, B = PARTITIONS
@@ -75,6 +76,20 @@ def test_what_no_log_holds_is_lacking_where_it_may_be_read():
     assert not reader.catch_up.lacks(A, Place(3))
     assert not reader.catch_up.lacks(A, Place(0, 0, UNVERIFIED))
     assert not reader.catch_up.lacks(A, Place(None))
+
+
+def test_a_place_of_a_log_that_went_back_waits_until_that_is_in_the_log_here():
+    """It was held against what the shared read had just seen, and then read from the log as
+    that still was: the client got the old topic's records again, and its gap twice."""
+    topic = topic_of(2, 1)
+    reader = Reader(topic)
+    reader.own.put(A, Place(0, 0, lineage=1))
+    assert [line.split()[1] for line in reader.read()] == ["1"]
+    gap = Gap(A, 2, 0, 1, Reason.RECREATED)
+    topic.logs[A].append(gap, 0.0)
+    topic.tail.turn([gap], 1)
+    assert reader.read() == []
+    assert reader.own == {}
 
 
 def test_without_credit_nothing_is_read():
