@@ -39,6 +39,11 @@ class Asked(NamedTuple):
     refused: TokenError | None
 
 
+def pairs(request: HTTPConnection) -> list[tuple[str, str]]:
+    """All of the query, in its order; most have none, and are spared 2.5 us."""
+    return request.query_params.multi_items() if request.scope["query_string"] else []
+
+
 def is_event_source(request: HTTPConnection) -> bool:
     """A browser's EventSource, or a library on fetch: any answer but 200 ends it for good.
     Those who fetch say so (Fetch Metadata), programs with an HTTP client of their own do not."""

@@ -129,8 +129,7 @@ class Routes:
     async def view(self, match: Match, request: HTTPConnection) -> View:
         """What a request looks at. Raises RequestError and UnknownTopic; KafkaError where its
         path has a pattern and no broker says which topics there are."""
-        query = request.query_params.multi_items()
-        return await self._views.of(match.route, match.params, query)
+        return await self._views.of(match.route, match.params, query.pairs(request))
 
     async def _subscribe(
         self, route: Route, view: View, start: Start, wire: Wire, *, refused: bool

@@ -22,6 +22,7 @@ from .conversation import POLICY, TRY_AGAIN
 from .limits import Busy
 from .origin import origin_allowed
 from .outlet import TAKEOVER
+from .query import pairs
 from .routes import Routes
 from .session import Session
 from .socket import AsgiSocket, Socket
@@ -60,7 +61,7 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
         raise
     take = scope.get("extensions", {}).get(TAKEOVER)
     socket: Socket | None = None if take is None else take(session)
-    query = connection.query_params.multi_items()
+    query = pairs(connection)
     if socket is not None:
         session.start(socket, match, path, query)
         await session.open(connection)
@@ -99,9 +100,9 @@ async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send
 
 def _origin_allowed(routes: Routes, connection: HTTPConnection) -> bool:
     headers = connection.headers
-    return origin_allowed(
+    return "origin" not in headers or origin_allowed(
         routes.settings.listen.access_control,
-        headers.get("origin"),
+        headers["origin"],
         headers.get("host", ""),
         cookies="cookie" in headers,
     )
