@@ -133,19 +133,26 @@ class Fan:
         write the same."""
         self.traffic.bytes += size * count
         chunks = self.channel.chunks(at)
+        if not (self._count or self.round):
+            self._count_in(chunks, count)
+            return
         if self._count and (len(chunks) != len(self._chunks) or chunks[-1] is not self._chunks[-1]):
             self.settle()
         self._chunks = chunks
         self._count += count
 
     def settle(self) -> None:
-        """Count what was written."""
-        traffic, count = self.traffic, self._count
-        for chunk in self._chunks:
+        """The round is over."""
+        if self._count:
+            self._count_in(self._chunks, self._count)
+            self._chunks, self._count = (), 0
+
+    def _count_in(self, chunks: Sequence[Chunk], count: int) -> None:
+        traffic = self.traffic
+        for chunk in chunks:
             traffic.sent(chunk.events, count)
             if chunk.gaps:
                 traffic.told([gap.reason for gap in chunk.gaps], count)
-        self._chunks, self._count = (), 0
 
     def drop(self, client: Client) -> None:
         """It sees to itself until it has caught up."""

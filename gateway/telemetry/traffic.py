@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from time import time
 from typing import Any, TypeAlias
 
@@ -63,9 +63,14 @@ class Traffic:
         """All that clients were sent."""
         return self.latency.count + self.untimed
 
-    def sent(self, events: Iterable[Event], times: int = 1) -> None:
+    def sent(self, events: Sequence[Event], times: int = 1) -> None:
         """These went to so many clients just now. Records that follow each other are mostly of one
         millisecond, and counted together."""
+        if len(events) == 1:
+            stamp = events[0][3]
+            if stamp is not None:
+                self._late(time(), stamp, times)
+            return
         now, stood, count = time(), None, 0
         for _, _, _, stamp in events:
             if stamp == stood:
@@ -82,10 +87,9 @@ class Traffic:
             self.untimed += times
             return
         latency, late = self.latency, now - stamp * 0.001
-        if late < 0.0:  # the producer's clock is ahead
-            late = 0.0
         latency.counts[bisect_left(LATENCY, late)] += times
-        latency.sum += late * times
+        if late > 0.0:  # or the producer's clock is ahead
+            latency.sum += late * times
 
     def told(self, reasons: Iterable[str], times: int = 1) -> None:
         """Gaps for these reasons, to so many clients."""
