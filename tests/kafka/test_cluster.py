@@ -197,7 +197,7 @@ async def test_a_frozen_broker_holds_up_nothing_that_others_lead(kafka3):
             assert await followed(kafkas, name, 1) == 2
             longest = max(longest, loop.time() - at)
             await asyncio.sleep(0.02)
-        assert longest < 5
+        assert longest < 10
         (answer,) = (await fetched(kafkas, {tp: wants(kafkas, name)[tp]})).values()
         assert answer.error_code == 0 and answer.records
         ends = await kafkas.list_offsets(dict.fromkeys(wants(kafkas, name), LATEST))

@@ -96,19 +96,19 @@ async def test_a_frozen_broker_holds_up_no_other():
 
 
 async def test_a_broker_that_is_back_is_reached_before_tcp_would_repeat_what_was_lost():
-    """Hidden for 1.5 s: the SYN of 0 s is repeated after 1 s, then after 3 s; other attempts have
-    their own."""
+    """Hidden for 3.2 s: the SYN of 0 s is repeated after 1 and 3 s, then after 7 s; other attempts
+    have their own."""
     async with FakeBroker(echo) as broker, TcpProxy(*broker.address) as network:
         kafka = connections(broker, request_timeout=20.0)
         kafka.know({1: ("127.0.0.1", network.port)})
         await network.hide()
         answer = asyncio.create_task(kafka.send(1, Role.CONTROL, Echo()))
-        await asyncio.sleep(1.5)  # how long it is hidden
+        await asyncio.sleep(3.2)  # how long it is hidden
         began = asyncio.get_running_loop().time()
         await network.unhide()
         assert await answer == b"hello"
-        assert asyncio.get_running_loop().time() - began < 1.3
-        assert len(network.connects) <= 5  # one every half a second
+        assert asyncio.get_running_loop().time() - began < 3.5
+        assert len(network.connects) <= 9  # one every half a second
         await kafka.close()
 
 

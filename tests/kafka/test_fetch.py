@@ -118,13 +118,13 @@ async def test_a_cancelled_fetch_leaves_a_session_that_still_works(kafka, topic)
 async def test_a_fetch_waits_for_records_and_not_longer(kafka, topic):
     name = topic()
     async with cluster(kafka.bootstrap, name) as kafkas:
-        waiting = asyncio.create_task(fetched(kafkas, wants(kafkas, name), max_wait=4.0))
+        waiting = asyncio.create_task(fetched(kafkas, wants(kafkas, name), max_wait=25.0))
         began = time.monotonic()
         await until(lambda: kafkas.requests["Fetch"])
         await produce(kafka.bootstrap, name, [b"a"])
         (answer,) = (await waiting).values()
         assert answer.records
-        assert time.monotonic() - began < 3.5
+        assert time.monotonic() - began < 20
 
 
 async def test_offsets_out_of_range_are_told_for_their_partition_alone(kafka, topic):
