@@ -43,6 +43,10 @@ class Objects:
 
     fields: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        return "program"
+
     def encoder(self, format: Format) -> ObjectEncoder:
         """format: not used; records are told as they are."""
         return ObjectEncoder(self.fields)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -58,6 +58,7 @@ class Archive:
     def __init__(self, cluster: Cluster, topic: Callable[[str], Topic]) -> None:
         self._topic = topic
         self._cluster = cluster
+        self.asked: Counter[tuple[str, str]] = Counter()  # reads, by topic and who answered
         self._held: dict[TopicPartition, _Held] = {}
         self._fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
         self._wanted: dict[TopicPartition, deque[_Wanted]] = {}
@@ -88,6 +89,7 @@ class Archive:
         of = place.lineage, self._cluster.leader(tp)
         held = self._held.get(tp)
         if held is not None and held.of == of and (found := held.since(place.offset)):
+            self.asked[tp.topic, "held"] += 1
             return found
         entries = await self._ask(tp, At(place.offset, place.epoch))
         transforms = self._topic(tp.topic).transforms
@@ -139,8 +141,9 @@ class Archive:
     def _answer(self, tp: TopicPartition, asked: Start, found: Sequence[Entry]) -> None:
         self._fetcher.drop(tp)
         queue = self._wanted[tp]
-        for wanted in list(queue):
+        for n, wanted in enumerate(list(queue)):
             if wanted.start == asked:
+                self.asked[tp.topic, "joined" if n else "kafka"] += 1
                 queue.remove(wanted)
                 if not wanted.answer.done():
                     wanted.answer.set_result(found)

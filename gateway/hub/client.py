@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.position import Position
 from ..core.reading import Since
-from ..core.record import TopicPartition
+from ..core.record import Reason, TopicPartition
 from ..core.subscription import Subscription
 from ..core.token import Token
+from ..telemetry.traffic import CATCHING_UP, SLOW, UNPAID
 from .lacks import Lacks
 from .outlet import Outlet
 from .pump import Fan
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 BUDGET = 64 * 1024  # bytes taken at once
 SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
 FOREVER = 1e9
+LEFT = "left"  # why it ended that was not told an end
 
 C = TypeVar("C", bound="Client")
 
@@ -46,12 +48,13 @@ class Client:
     token:    what it resumes from.
     since:    where it begins in the partitions that are pending in no token.
     refused:  it came with a token that could not be used; told as a gap.
+    number:   of all streams of this hub, the one that it is; what the log calls it.
     """
 
     __slots__ = (
         "_changed", "_closed", "_deadline", "_ended", "_fan", "_hub", "_lacks", "_puller",
         "_refused", "_shared", "_soon", "_view_changed", "_wire", "ends_at", "heartbeat", "herd",
-        "outlet", "sent_at", "subscription",
+        "number", "outlet", "sent_at", "subscription",
     )  # fmt: skip
 
     def __init__(
@@ -67,7 +70,9 @@ class Client:
         token: Token | None = None,
         since: Since | None = None,
         refused: bool = False,
+        number: int = 0,
     ) -> None:
+        self.number = number
         self.subscription = subscription
         self.heartbeat = heartbeat
         self.outlet: Outlet | None = None
@@ -124,11 +129,19 @@ class Client:
         pending, token = self.subscription.begin()
         self._hub.feeds.promise(pending)
         first = self._wire.begin(self._told(pending), token, refused=self._refused)
+        self._note_begin(first, token)
         self.subscription.add(first)
         if self._lacks is not None:
             self.herd = self._hub.herds.join(self)
         self._seek()
         return first
+
+    def _note_begin(self, first: bytes, token: bytes) -> None:
+        traffic = self.subscription.traffic
+        traffic.bytes += len(first)
+        traffic.tokens.observe(len(token))
+        if self._refused:
+            traffic.told((Reason.POSITION_REFUSED,))
 
     def standing(self) -> Standing:
         """Where it stands, to `go_on` from there; also for another that comes from where it did."""
@@ -147,7 +160,12 @@ class Client:
         return kind(
             self._hub,
             self._shared,
-            Subscription(subscription.channel, subscription.own, since=subscription.since),
+            Subscription(
+                subscription.channel,
+                subscription.own,
+                since=subscription.since,
+                traffic=subscription.traffic.twin(),
+            ),
             self._wire,
             heartbeat=FOREVER,
             deadline=self._deadline,
@@ -174,6 +192,8 @@ class Client:
             return
         self._closed = True
         self.outlet = None
+        reason = self.subscription.ended if self._ended else None
+        self.subscription.traffic.ended[reason or LEFT] += 1
         if self._fan is not None:
             self._fan.drop(self)
         if self.herd is not None:
@@ -183,6 +203,15 @@ class Client:
         self._shared.was_left = True
         if self._lacks is not None:
             self._lacks.close()
+
+    @property
+    def state(self) -> str | None:
+        """Why it may have yet to get what was published; None while it is written to in rounds."""
+        if self._fan is not None:
+            return None
+        if self.outlet is not None and self.outlet.full:
+            return SLOW
+        return UNPAID if self.subscription.credit == 0 else CATCHING_UP
 
     # pushed to an outlet
 
@@ -289,20 +318,25 @@ class Client:
             data = self.herd.take(self)
             if data is not None:
                 self.subscription.add(data)
+                self.subscription.traffic.bytes += len(data)
                 return data
         if self._lacks is not None:
             self._lacks.retire()
         data = self.subscription.take(BUDGET)
+        self.subscription.traffic.bytes += len(data)
         self._seek()
         return data
 
     def _heartbeat(self) -> bytes:
         beat = self._wire.heartbeat()
         self.subscription.add(beat)
+        self.subscription.traffic.bytes += len(beat)
         return beat
 
     def _last(self, reason: str) -> bytes:
-        return self._wire.end(reason, self.subscription.position, self.subscription.got)
+        last = self._wire.end(reason, self.subscription.position, self.subscription.got)
+        self.subscription.traffic.bytes += len(last)
+        return last
 
     def _seek(self) -> None:
         if self.subscription.alone is None or self.herd is not None:

@@ -37,6 +37,10 @@ _POSITION = sse.data_block(b"{}", "position")
 class Sse:
     """The wire of EventSource. A wire is a value: equal ones share the chunks of a view."""
 
+    @property
+    def name(self) -> str:
+        return "sse"
+
     def encoder(self, format: Format) -> SseEncoder:
         return SseEncoder(format)
 

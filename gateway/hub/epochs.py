@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 
 from ..core.record import TopicPartition
 from ..kafka.offsets import EpochEnd
+from ..telemetry.about import apart
 
 Answer: TypeAlias = EpochEnd | int
 
@@ -55,7 +56,7 @@ class Epochs:
     def _ask_all(self) -> None:
         wanted, self._wanted = self._wanted, {}
         for asked in self._requests(wanted):
-            task = asyncio.create_task(self._ask({one: wanted[one] for one in asked}))
+            task = apart(self._ask({one: wanted[one] for one in asked}))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 

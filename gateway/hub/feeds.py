@@ -18,7 +18,7 @@ from ..config import Topic
 from ..core.log import Log
 from ..core.position import NO_EPOCH, Place
 from ..core.reading import At, Live, OutOfRange, Reading, Start, State
-from ..core.record import Entry, Fault, Ready, TopicPartition
+from ..core.record import Entry, Fault, Gap, Ready, TopicPartition
 from ..core.recovery import Backoff
 from ..core.tail import Tail
 from ..kafka.changes import Change
@@ -151,12 +151,21 @@ class Feeds:
             if feed is None:
                 continue
             for entry in entries:
-                _log(feed.log, entry, now)
+                self._log(feed.log, entry, now)
             for shared in feed.tails:
                 turns.setdefault(shared, []).extend(entries)
         for shared, turn in turns.items():
             shared.publish(turn, wall)
         self._pace.spent(perf_counter() - began)
+
+    def _log(self, log: Log, entry: Entry, now: float) -> None:
+        if type(entry) is Ready:
+            if log.next is None:
+                log.open(entry.next, entry.epoch)
+        elif type(entry) is not Fault and log.next is not None:
+            log.append(entry, now)
+            if type(entry) is Gap:
+                self.fetcher.reads.gap(log.tp.topic, entry.reason, entry.next - entry.offset)
 
     def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
         transformer = self._transformers.get(reading.tp.topic)
@@ -223,11 +232,3 @@ class Feeds:
 def new_reading(tp: TopicPartition, start: Start, topic: Topic) -> Reading:
     backoff = Backoff(topic.reconnect.max, random.random, topic.reconnect.initial)
     return Reading(tp, start, OutOfRange(topic.offset_out_of_range), backoff)
-
-
-def _log(log: Log, entry: Entry, now: float) -> None:
-    if type(entry) is Ready:
-        if log.next is None:
-            log.open(entry.next, entry.epoch)
-    elif type(entry) is not Fault and log.next is not None:
-        log.append(entry, now)

@@ -28,6 +28,10 @@ class Framed:
 
     wire: Wire
 
+    @property
+    def name(self) -> str:
+        return self.wire.name
+
     def encoder(self, format: Format) -> FramedEncoder:
         return FramedEncoder(self.wire.encoder(format))
 

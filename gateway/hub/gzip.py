@@ -29,6 +29,10 @@ class Gzip:
 
     wire: Wire
 
+    @property
+    def name(self) -> str:
+        return self.wire.name
+
     def encoder(self, format: Format) -> GzipEncoder:
         return GzipEncoder(self.wire.encoder(format))
 

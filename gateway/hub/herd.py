@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
 from ..core.counted import Counted, Sum
@@ -28,10 +28,15 @@ PATIENCE = 0.5  # seconds that a leader waits for those who take nothing
 
 
 class Piece(NamedTuple):
-    """What the leader read at once, and where it stood after it."""
+    """What the leader read at once, and where it stood after it.
+
+    records, gaps: how many are in it.
+    """
 
     data: bytes
     after: Standing
+    records: int
+    gaps: Mapping[str, int]
 
 
 class Leader(Client):
@@ -100,7 +105,9 @@ class Herd:
         at, subscription = self._members[client] - self._first, client.subscription
         if subscription.ended is None and at < len(self._pieces):
             self._members[client] += 1
-            data = self._pieces[at].data
+            data, _, records, gaps = self._pieces[at]
+            subscription.traffic.untimed += records
+            subscription.traffic.gaps.update(gaps)
             if at == 0:
                 self._trim()
             return data
@@ -130,7 +137,8 @@ class Herd:
         if got is not None:
             data = Counted.of(data, got if self._got is None else got.since(self._got))
             self._got = got
-        self._pieces.append(Piece(data, self.leader.standing()))
+        records, gaps = self.subscription.traffic.drain()
+        self._pieces.append(Piece(data, self.leader.standing(), records, gaps))
         self._bytes += len(data)
         self.wake()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -21,9 +22,11 @@ from ..core.tail import Tail
 from ..core.token import Token
 from ..formats import format_for
 from ..kafka.cluster import Cluster
+from ..telemetry.traffic import Behind, Traffic, Traffics
 from . import resume
 from .archive import Archive
 from .client import Client
+from .distances import Distances
 from .epochs import Epochs
 from .feeds import Feeds
 from .herd import Herds
@@ -62,6 +65,10 @@ class Hub:
         self.started = False
         self.draining = False
         self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
+        self.traffics = Traffics()
+        self.behind = Behind()  # as of a moment ago
+        self.memory: dict[str, int] = {}  # bytes in use, by part, as of a moment ago
+        self._numbers = itertools.count(1)
         self._after: dict[Client, Callable[[], None]] = {}
         self._tails: dict[TailKey, SharedTail] = {}
         self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
@@ -141,10 +148,12 @@ class Hub:
         slow: SlowClient,
         lifetime: float | None = None,
         refused: bool = False,
+        route: str = "",
     ) -> Client:
         """A client of a view; await its `ready`, then iterate its `stream`.
 
         refused: it came with a token that could not be read.
+        route:   as metrics call it.
         Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenForeign.
         """
         deadline = asyncio.get_running_loop().time() + self._patience(view)
@@ -153,7 +162,8 @@ class Hub:
             if start.token is not None:
                 resume.check(start.token, self.cluster.id or "", view.topics)
             shared = self._tail(view, start.token)
-            subscription = await self._subscribe(shared, view, start, wire, slow, deadline)
+            traffic = self.traffics.of(route, wire.name)
+            subscription = await self._subscribe(shared, view, start, wire, slow, deadline, traffic)
         client = Client(
             self,
             shared,
@@ -165,8 +175,10 @@ class Hub:
             refused=refused,
             token=start.token,
             since=start.since,
+            number=next(self._numbers),
         )
         self.clients.add(client)
+        traffic.opened += 1
         if self.draining:
             client.end("drain")
         return client
@@ -182,6 +194,7 @@ class Hub:
         wire: Wire,
         slow: SlowClient,
         deadline: float,
+        traffic: Traffic,
     ) -> Subscription:
         tail, token = shared.tail, start.token
         until = None if start.until is None else await ends(self.cluster, tail, start.until)
@@ -206,6 +219,7 @@ class Hub:
             since=token.issued if token else _seconds(start.since),
             snapshot=snapshot,
             reads=reads,
+            traffic=traffic,
         )
 
     async def _snapshot(
@@ -280,10 +294,14 @@ class Hub:
         while True:
             await asyncio.sleep(min(MOST_BEAT, max(LEAST_BEAT, shortest / 4)))
             now = asyncio.get_running_loop().time()
+            distances = Distances()
             for n, client in enumerate(list(self.clients)):
                 client.beat(now)
-                if n % BEATS == BEATS - 1:
+                if client.state is not None:
+                    distances.look(client)
+                if n % BEATS == BEATS - 1 or distances.costly:
                     await asyncio.sleep(0)
+            self.behind = distances.behind
 
     def _sweep(self, now: float) -> None:
         for key, shared in list(self._tails.items()):
@@ -330,6 +348,7 @@ class Hub:
         self.archive.bound(backlog > self.settings.memory // 4)
         rings = sum(channel.bytes for shared in tails for channel in shared.channels.values())
         tables = self.snapshots.tables.bytes
+        self.memory = {"rings": rings, "tables": tables, "backlog": backlog}
         _shrink(logs, max(0, self.settings.memory - rings - tables - backlog))
 
 

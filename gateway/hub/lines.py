@@ -37,6 +37,10 @@ class Ndjson:
 
     positions: bool = False
 
+    @property
+    def name(self) -> str:
+        return "ndjson"
+
     def encoder(self, format: Format) -> LineEncoder:
         return LineEncoder(format, self.positions)
 

@@ -37,6 +37,10 @@ class WebSocket:
     deflate: bool = False
     changed: bool = field(default=False, compare=False)
 
+    @property
+    def name(self) -> str:
+        return "websocket"
+
     def encoder(self, format: Format) -> MessageEncoder:
         return MessageEncoder(self, format)
 

@@ -16,6 +16,7 @@ from ..core.record import Entry, TopicPartition
 from ..core.subscription import Subscription
 from ..core.table import Edition
 from ..errors import KafkaError
+from ..telemetry.about import apart
 from .stable_ends import StableEnds
 from .tables import Tables
 
@@ -50,7 +51,7 @@ class Snapshots:
         snapshot, and all of it is read for the first one."""
         for name in set(topics) - self._told:
             self._told.add(name)
-            task = asyncio.create_task(self._mind_policy(name))
+            task = apart(self._mind_policy(name))
             self._telling.add(task)
             task.add_done_callback(self._telling.discard)
 

@@ -14,6 +14,7 @@ from ..core.reading import LATEST
 from ..core.record import TopicPartition
 from ..errors import KafkaError
 from ..kafka.offsets import Offset
+from ..telemetry.about import apart
 
 AGAIN = 0.05  # seconds until a partition that did not answer is asked again
 
@@ -59,7 +60,7 @@ class StableEnds:
             leader = self._cluster.leader(tp)
             leaders.setdefault(None if leader is None else leader[0], {})[tp] = answer
         for asked in leaders.values():
-            task = asyncio.create_task(self._ask(asked))
+            task = apart(self._ask(asked))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
 

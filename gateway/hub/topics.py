@@ -13,6 +13,7 @@ from ..errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from ..kafka.cluster import Cluster
 from ..kafka.connections import Role
 from ..kafka.fetch_messages import Want
+from ..telemetry.about import apart
 from .feeds import Feeds
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,7 @@ class Topics:
             return
         opening = self._opening.get(name)
         if opening is None:
-            opening = self._opening[name] = asyncio.create_task(self._open_topic(name))
+            opening = self._opening[name] = apart(self._open_topic(name))
             opening.add_done_callback(lambda done: self._opened(name, done))
         await asyncio.shield(opening)
 

@@ -14,6 +14,10 @@ class Wire(Hashable, Protocol):
     """A kind of encoding, and what only one client of it hears. Clients of equal wires and
     views share their channel's chunks."""
 
+    @property
+    def name(self) -> str:
+        """In metrics and logs."""
+
     def encoder(self, format: Format) -> Encoder: ...
 
     def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:

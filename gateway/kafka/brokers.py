@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from gateway.errors import BrokerUnavailable
+from gateway.telemetry.about import apart
 
 from .connections import Connections, Role
 from .messages import BrokerAnswer, MetadataAnswer, MetadataRequest
@@ -89,7 +90,7 @@ class Brokers:
 
     def _request(self, node: int, topics: Sequence[str] | None) -> asyncio.Task[MetadataAnswer]:
         """Goes on when nobody waits for it any more, so that silence ends its connection."""
-        task = asyncio.create_task(self._send(node, topics))
+        task = apart(self._send(node, topics))
         self._asking[task] = node
         task.add_done_callback(self._answered)
         return task

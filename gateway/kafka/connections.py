@@ -19,6 +19,8 @@ from typing import TypeVar
 
 from gateway.core.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.telemetry.about import apart
+from gateway.telemetry.tallies import Requests
 
 from .failures import BROKEN, cancels_caller, cause_of, said
 from .messages import Request
@@ -93,6 +95,7 @@ class Connections:
     ) -> None:
         self.request_timeout = request_timeout
         self.requests: Counter[str] = Counter()
+        self.asked = Requests()
         self._client_id = client_id
         self._credentials = credentials
         self._idle = idle
@@ -135,7 +138,9 @@ class Connections:
             answer: R = await _within(wait, lambda: link.conn.send(request))
         except BROKEN as exc:
             link.conn.close()
+            self.asked.failures[request.NAME, cause_of(exc)] += 1
             raise self._failed(link.node, exc, started) from exc
+        self.asked.answered(request.NAME, asyncio.get_running_loop().time() - started)
         self._succeeded(link, getattr(answer, "throttle_ms", 0))
         return answer
 
@@ -151,7 +156,7 @@ class Connections:
         attempt = known.connecting.get(role)
         if attempt is None:
             self._gate(node, known)
-            attempt = asyncio.create_task(self._open(node, role, known))
+            attempt = apart(self._open(node, role, known))
             known.connecting[role] = attempt
             attempt.add_done_callback(lambda done: _settled(known, role, done))
         try:
@@ -198,12 +203,14 @@ class Connections:
         try:
             conn = await _within(self.request_timeout, lambda: self._connected(*known.address))
         except (*BROKEN, KafkaError) as exc:
+            self.asked.refused[cause_of(exc)] += 1
             raise self._failed(node, exc, started) from exc
         link = Link(node, role, conn)
         if self._closed or self._nodes.get(node) is not known:
             conn.close()
             raise BrokerUnavailable(f"broker {node} moved", node=_public(node))
         known.links[role] = link
+        self.asked.connects[role] += 1
         return link
 
     async def _connected(self, host: str, port: int) -> Connection:

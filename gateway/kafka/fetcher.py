@@ -17,6 +17,8 @@ from gateway.core.reading import EpochEnd, Fetch, ListOffset, Reading, Todo
 from gateway.core.record import Entry, TopicPartition
 from gateway.core.recovery import Cause, cause_of
 from gateway.errors import KafkaError
+from gateway.telemetry.about import apart
+from gateway.telemetry.tallies import Reads
 
 from . import offsets
 from .changes import DENIED, Change
@@ -56,6 +58,7 @@ class Fetcher:
     ) -> None:
         self.cluster = cluster
         self.jobs: dict[TopicPartition, Job] = {}
+        self.reads = Reads()
         self.pause = pause
         self._max_wait = max_wait
         self.now = asyncio.get_running_loop().time
@@ -117,6 +120,7 @@ class Fetcher:
             return
         if job.waited and job.reading.is_ready:
             job.waited, after, tp = False, self.now() - job.added, job.reading.tp
+            self.reads.was_ready(tp.topic, after)
             log.debug(
                 "partition ready after %.3fs topic=%s partition=%s", after, tp.topic, tp.partition
             )
@@ -125,6 +129,7 @@ class Fetcher:
     def hinder(self, job: Job, cause: Cause, delay: float | None) -> None:
         """A request for the job failed."""
         now = self.now()
+        self.reads.reconnects[job.reading.tp.topic, cause] += 1
         entries = job.reading.on_error(cause, now, delay)
         log.debug(
             "FETCH reconnect in %.3fs topic=%s partition=%s cause=%s",
@@ -136,7 +141,7 @@ class Fetcher:
     def refresh(self, reason: str) -> None:
         """Ask for metadata, once for all who want it now."""
         if self._refreshing is None or self._refreshing.done():
-            self._refreshing = asyncio.ensure_future(self._refresh(reason))
+            self._refreshing = apart(self._refresh(reason))
 
     async def _refresh(self, reason: str) -> None:
         try:
@@ -188,7 +193,7 @@ class Fetcher:
             self.arrived(job)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(coroutine)
+        task = apart(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

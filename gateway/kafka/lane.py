@@ -216,6 +216,9 @@ class Lane:
                 return
             entries, after, epoch = [damaged], damaged.next, damaged.epoch
         job.failures = 0
+        reads, topic = self._fetcher.reads, reading.tp.topic
+        reads.records[topic] += len(entries)
+        reads.bytes[topic] += len(fetched.records)
         high, stable = fetched.high_watermark, fetched.last_stable_offset
         end = stable if job.committed and stable >= 0 else high
         self._took(job, core.Fetched(entries, after, epoch, high, end, fetched.log_start_offset))

@@ -16,6 +16,7 @@ from uuid import UUID
 
 from gateway.core.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
+from gateway.telemetry.about import apart
 
 from .brokers import Brokers
 from .changes import DENIED, Change, Moved, difference
@@ -165,7 +166,7 @@ class Metadata:
             await asyncio.wait([self._round])  # it was sent without what is watched now
         if self._round is None or self._round.done():
             self._asked = None
-            self._round = asyncio.create_task(self._refresh_once())
+            self._round = apart(self._refresh_once())
             self._round.add_done_callback(_retrieve)
         current = self._round
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from gateway.errors import BrokerUnavailable
+from gateway.telemetry.about import apart
 
 from .brokers import Brokers
 from .failures import cancels_caller
@@ -28,7 +29,7 @@ class TopicNames:
         if asyncio.get_running_loop().time() < self._until:
             return self._names
         if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
+            self._asking = apart(self._ask())
             self._asking.add_done_callback(_retrieve)
         current = self._asking
         try:

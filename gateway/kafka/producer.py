@@ -22,6 +22,8 @@ from gateway.core.outbox import Fate, Outbox, Outcome
 from gateway.core.record import TopicPartition
 from gateway.core.recovery import RULES, Action, Backoff, Cause, cause_of
 from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.telemetry.about import apart
+from gateway.telemetry.tallies import Writes
 
 from .cluster import Cluster
 from .connections import Link, Role
@@ -55,6 +57,7 @@ class Producer:
     """
 
     def __init__(self, cluster: Cluster, *, most: int = MOST) -> None:
+        self.writes = Writes()
         self._cluster = cluster
         self._most = most
         self._bytes = 0
@@ -86,6 +89,7 @@ class Producer:
         """
         size = size_of(key, value, headers)
         if self._closed or (self._bytes and self._bytes + size > self._most):
+            self.writes.records[tp.topic, "unsent"] += 1
             why = "the gateway is closing" if self._closed else "too much waits to be written"
             raise BrokerUnavailable(f"{tp}: {why}; try again", retry_after=1.0)
         loop = asyncio.get_running_loop()
@@ -96,8 +100,13 @@ class Producer:
         self._partition(tp).outbox.put(letter, size)
         self._wake.set()
         if self._running is None:
-            self._running = asyncio.create_task(self._run())
+            self._running = apart(self._run())
         return letter.written
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that Kafka has yet to answer for."""
+        return self._bytes
 
     async def close(self, within: float = GRACE) -> None:
         """Let what was taken on be written, for some seconds; the rest fails."""
@@ -260,18 +269,24 @@ class Producer:
         match outcome.fate:
             case Fate.WRITTEN:
                 each.backoff.succeeded()
+                now = time.time()
                 for index, letter in enumerate(outcome.items):
+                    late = max(0.0, now - letter.timestamp / 1000)
+                    self.writes.written(each.tp.topic, letter.size, late)
                     self._land(letter, offset + index if offset >= 0 else -1)
             case Fate.REFUSED:
+                self.writes.records[each.tp.topic, "refused"] += len(outcome.items)
                 for letter in outcome.items:
                     self._fail(letter, refusal(each.tp, code))
             case Fate.DOUBTFUL:
+                self.writes.records[each.tp.topic, "doubtful"] += len(outcome.items)
                 for letter in outcome.items:
                     self._fail(letter, doubt(each.tp, each.failure))
 
     def _expire(self, tp: TopicPartition, letter: Letter) -> None:
         each = self._partitions[tp]
         if each.outbox.withdraw(letter):
+            self.writes.records[tp.topic, "unsent"] += 1
             why = f"{tp} was not written to: {each.failure}; try again"
             self._fail(letter, BrokerUnavailable(why, retry_after=1.0))
 

@@ -96,7 +96,7 @@ FALLS = _counter(
 BEHIND = _gauge(
     "gateway_clients_behind",
     "Clients that have yet to get records there are; slow: their connection takes no more; "
-    "catching-up: they read alone.",
+    "no-credit: they asked for no more; catching-up: they read alone.",
     "route", "state",
 )  # fmt: skip
 BEHIND_RECORDS = _gauge(
@@ -110,8 +110,8 @@ BEHIND_MOST = _gauge(
 )  # fmt: skip
 CATCHUP_READS = _counter(
     "gateway_catchup_records",
-    "Records that clients read alone (before any filter), by where they came from: cache (kept in "
-    "memory), kafka, table (a snapshot's).",
+    "Records (and what stands between them) that clients read alone, before any filter, by where "
+    "they came from: cache (kept in memory), kafka, table (a snapshot's).",
     "route", "wire", "source",
 )  # fmt: skip
 TOKENS = Metric(
@@ -169,7 +169,8 @@ GAP_RECORDS = _counter(
 )  # fmt: skip
 FETCHED = _counter(
     "gateway_fetched_records",
-    "Records read from Kafka; reader: tail is the one read for all, catchup what clients lack.",
+    "Records (and what stands between them) read from Kafka; reader: tail is the one read for all, "
+    "catchup what single clients lack.",
     "topic", "reader",
 )  # fmt: skip
 FETCHED_BYTES = _counter(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import time
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ Event: TypeAlias = tuple[Any, Any, Any, int | None]
 """What is sent, of which only the last matters here: of a record its timestamp in milliseconds,
 None for what is none."""
 
-SLOW, CATCHING_UP = "slow", "catching-up"
+SLOW, CATCHING_UP, UNPAID = "slow", "catching-up", "no-credit"
 
 
 class Traffic:
@@ -62,6 +62,19 @@ class Traffic:
     def records(self) -> int:
         """All that clients were sent."""
         return self.latency.count + self.untimed
+
+    def twin(self) -> Traffic:
+        """For one that reads for several clients of this: what it is sent goes to nobody, but what
+        it reads is read for them."""
+        made = Traffic(self.route, self.wire)
+        made.read = self.read
+        return made
+
+    def drain(self) -> tuple[int, Mapping[str, int]]:
+        """Records and gaps since it was drained last."""
+        drained = self.records, self.gaps
+        self.untimed, self.latency, self.gaps = 0, Histogram(LATENCY), Counter()
+        return drained
 
     def sent(self, events: Sequence[Event], times: int = 1) -> None:
         """These went to so many clients just now. Records that follow each other are mostly of one

@@ -1,0 +1,58 @@
+"""How far clients are behind that are not written to in rounds.
+
+Looked at in passing, once a second, not when somebody asks: 10,000 of them would hold the loop.
+"""
+
+from __future__ import annotations
+
+from ..core.channel import Channel
+from ..core.position import Position
+from ..core.subscription import Subscription
+from ..telemetry.traffic import SLOW, Behind
+from .client import Client
+
+TURN = 2000  # places looked at without a turn for others: 1 ms
+
+
+class Distances:
+    """One look at all. behind: what came of it so far."""
+
+    def __init__(self) -> None:
+        self.behind = Behind()
+        self._of_rings: dict[tuple[Channel, int], int] = {}
+        self._places = 0
+
+    @property
+    def costly(self) -> bool:
+        """Is it time for others' turn? Asked once for each."""
+        if self._places < TURN:
+            return False
+        self._places = 0
+        return True
+
+    def look(self, client: Client) -> None:
+        """At one that has a `state`."""
+        state, records = client.state, self.of(client.subscription)
+        if state is not None and (records or state == SLOW):
+            self.behind.add(client.subscription.traffic.route, state, records)
+
+    def of(self, subscription: Subscription) -> int:
+        """Offsets between where it stands and where its channel does."""
+        channel, own = subscription.channel, subscription.own
+        if subscription.cursor == channel.head:
+            return self._between(own, channel)
+        if own:
+            return self._between(subscription.places(), channel)
+        at = channel, subscription.cursor
+        if at not in self._of_rings:  # many fall behind together
+            self._of_rings[at] = self._between(subscription.places(), channel)
+        return self._of_rings[at]
+
+    def _between(self, places: Position, channel: Channel) -> int:
+        now, records = channel.tail.position, 0
+        self._places += len(places)
+        for tp, place in places.items():
+            there = now.get(tp)
+            if there is not None and there.offset is not None and place.offset is not None:
+                records += max(0, there.offset - place.offset)
+        return records
