@@ -6,7 +6,13 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.needs import need
 
-pytest_plugins = ["support.brokers", "support.any_topic", "support.secured", "support.shares"]
+pytest_plugins = [
+    "support.brokers",
+    "support.any_topic",
+    "support.neighbour",
+    "support.secured",
+    "support.shares",
+]
 
 # On a busy machine an example may take seconds (200 ms are allowed by default): no fault of it.
 patient = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

@@ -11,7 +11,7 @@ from support.any_topic import serving
 from support.bad_frames import BAD_EXTENSIONS, CLOSED, COMPRESSED, CUT, REFUSED, UNFIT_EXTENSIONS
 from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for, running_gateway
-from support.neighbour import Neighbour, neighbour
+from support.neighbour import CALM
 from support.raw_http import get
 from support.raw_websocket import (
     BINARY,
@@ -30,9 +30,10 @@ from support.raw_websocket import (
 
 from gateway.kafka.embedded import EmbeddedKafka
 
-TOPICS = {"orders": 2, "calm": 3}
+TOPICS = {"orders": 2, **CALM}
 HELLO = b'{"type": "ping", "id": "hello"}'
 
+pytestmark = pytest.mark.usefixtures("unharmed")
 kafka = embedded_kafka(TOPICS)
 
 
@@ -41,23 +42,6 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
     listen = {"websocket": {"compression": True}}
     with serving(config_for(kafka.bootstrap, TOPICS, listen=listen)) as gateway:
         yield gateway
-
-
-@pytest.fixture(scope="module")
-def calm(kafka: EmbeddedKafka, gateway: Gateway) -> Iterator[Neighbour]:
-    """A stream of another client, open all the time."""
-    with neighbour(",".join(kafka.bootstrap), gateway.port, "calm", TOPICS["calm"]) as calm:
-        yield calm
-
-
-@pytest.fixture(autouse=True)
-def unharmed(gateway: Gateway, calm: Neighbour) -> Iterator[None]:
-    """After every case: the same process, quiet, and the other stream whole."""
-    pid, logged = gateway.pid, len(gateway.log)
-    yield
-    assert gateway.alive and gateway.pid == pid, gateway.tail()
-    assert "Traceback" not in gateway.log[logged:], gateway.tail()
-    calm.unharmed()
 
 
 def answers(socket: Socket) -> bool:

@@ -1,4 +1,8 @@
-"""Another client's stream, with records written all the time: was it harmed?"""
+"""Another client's stream, with records written all the time: was it harmed?
+
+A module whose every case must harm nobody has `pytestmark = mark.usefixtures("unharmed")`, and
+the topics `CALM` in its `kafka` and its `gateway`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
+import pytest
 from confluent_kafka import Producer
-from support.raw_http import Wire, get
+from support.gateways import Gateway
+from support.raw_http import Wire, exchange, get
 from support.sse import Parser
 from support.until import PATIENCE
 
+from gateway.kafka.embedded import EmbeddedKafka
+
+CALM = {"calm": 3}
 EVERY = 0.02  # s
 
 
@@ -91,10 +100,22 @@ class Neighbour:
                 self._failure = f"the stream was cut: {error!r}"
 
 
-@contextmanager
-def neighbour(servers: str, port: int, topic: str, partitions: int) -> Iterator[Neighbour]:
-    listening = Neighbour(servers, port, topic, partitions)
+@pytest.fixture(scope="module")
+def calm(kafka: EmbeddedKafka, gateway: Gateway) -> Iterator[Neighbour]:
+    """A stream of another client, open all the time."""
+    listening = Neighbour(",".join(kafka.bootstrap), gateway.port, "calm", CALM["calm"])
     try:
         yield listening
     finally:
         listening.close()
+
+
+@pytest.fixture
+def unharmed(gateway: Gateway, calm: Neighbour) -> Iterator[None]:
+    """After every case: the same process, in good health, quiet, and the other stream whole."""
+    pid, logged = gateway.pid, len(gateway.log)
+    yield
+    assert gateway.alive and gateway.pid == pid, gateway.tail()
+    assert exchange(gateway.port, get("/health/live", b"Connection: close")).status == 200
+    assert "Traceback" not in gateway.log[logged:], gateway.tail()
+    calm.unharmed()

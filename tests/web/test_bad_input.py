@@ -16,7 +16,7 @@ from support.any_topic import serving
 from support.bad_requests import BODIES, HEADS
 from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for
-from support.neighbour import Neighbour, neighbour
+from support.neighbour import CALM, Neighbour
 from support.raw_http import Answer, Wire, exchange, get
 from support.sse import Event, Parser
 from support.until import PATIENCE
@@ -25,9 +25,10 @@ from gateway.core.token import TokenWriter, TopicPlaces, seal, varint
 from gateway.kafka.embedded import EmbeddedKafka
 
 MIB = 1024 * 1024
-TOPICS = {"orders": 3, "other": 3, "odd": 1, "busy": 1, "calm": 3}
+TOPICS = {"orders": 3, "other": 3, "odd": 1, "busy": 1, **CALM}
 EVENT_SOURCE = (b"Accept: text/event-stream", b"Sec-Fetch-Mode: cors")
 
+pytestmark = pytest.mark.usefixtures("unharmed")
 kafka = embedded_kafka(TOPICS)
 
 
@@ -42,24 +43,6 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
     ]
     with serving(config) as gateway:
         yield gateway
-
-
-@pytest.fixture(scope="module")
-def calm(kafka: EmbeddedKafka, gateway: Gateway) -> Iterator[Neighbour]:
-    """A stream of another client, open all the time."""
-    with neighbour(",".join(kafka.bootstrap), gateway.port, "calm", TOPICS["calm"]) as calm:
-        yield calm
-
-
-@pytest.fixture(autouse=True)
-def unharmed(gateway: Gateway, calm: Neighbour) -> Iterator[None]:
-    """After every case: the same process, in good health, quiet, and the other stream whole."""
-    pid, logged = gateway.pid, len(gateway.log)
-    yield
-    assert gateway.alive and gateway.pid == pid, gateway.tail()
-    assert ask(gateway, get("/health/live")).status == 200
-    assert "Traceback" not in gateway.log[logged:], gateway.tail()
-    calm.unharmed()
 
 
 @pytest.fixture(scope="module")
