@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .conflation import latest
 from .counted import Counted, Sum
@@ -63,7 +63,7 @@ class Chunk:
 
     ends: partitions whose loss ends those who got it. only_ready: it tells of nothing else.
     before: the total of its channel before it.
-    gaps: that it tells of.
+    gaps: that it tells of. followed: records whose way to clients is traced.
     """
 
     turn: int
@@ -74,6 +74,7 @@ class Chunk:
     before: Sum | None = None
     cohorts: dict[CohortKey, bytes] | None = None
     gaps: Sequence[Gap] = ()
+    followed: Sequence[Any] = ()
 
     @property
     def size(self) -> int:

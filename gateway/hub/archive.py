@@ -60,14 +60,14 @@ class Archive:
         self._cluster = cluster
         self.asked: Counter[tuple[str, str]] = Counter()  # reads, by topic and who answered
         self._held: dict[TopicPartition, _Held] = {}
-        self._fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
+        self.fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
         self._wanted: dict[TopicPartition, deque[_Wanted]] = {}
         self._reading: dict[TopicPartition, Reading] = {}
         self._room = asyncio.Event()
         self._room.set()
 
     async def close(self) -> None:
-        await self._fetcher.close()
+        await self.fetcher.close()
         for wanted in self._wanted.values():
             for one in wanted:
                 one.answer.cancel()
@@ -123,7 +123,7 @@ class Archive:
             return
         topic = self._topic(tp.topic)
         reading = self._reading[tp] = new_reading(tp, queue[0].start, topic)
-        self._fetcher.add(reading, committed=topic.isolation == "read_committed")
+        self.fetcher.add(reading, committed=topic.isolation == "read_committed")
 
     def _deliver(self, reading: Reading, entries: Sequence[Entry]) -> None:
         queue = self._wanted.get(reading.tp)
@@ -139,7 +139,7 @@ class Archive:
             self._answer(reading.tp, asked, found)
 
     def _answer(self, tp: TopicPartition, asked: Start, found: Sequence[Entry]) -> None:
-        self._fetcher.drop(tp)
+        self.fetcher.drop(tp)
         queue = self._wanted[tp]
         for n, wanted in enumerate(list(queue)):
             if wanted.start == asked:
@@ -156,5 +156,5 @@ class Archive:
         first = queue[0]
         self._wanted[tp] = deque(wanted for wanted in queue if wanted.answer is not answer)
         if first.answer is answer:
-            self._fetcher.drop(tp)
+            self.fetcher.drop(tp)
             self._next(tp)

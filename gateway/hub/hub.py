@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
 from ..config import Settings
@@ -42,6 +42,9 @@ from .topics import Topics
 from .view import View
 from .wire import Wire
 
+if TYPE_CHECKING:
+    from ..telemetry.traces import Tracing
+
 log = logging.getLogger(__name__)
 
 LINGER = 60.0  # seconds that a topic is read after its last client left
@@ -65,6 +68,7 @@ class Hub:
         self.started = False
         self.draining = False
         self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
+        self.tracing: Tracing | None = None  # from the next start on
         self.traffics = Traffics()
         self.behind = Behind()  # as of a moment ago
         self.memory: dict[str, int] = {}  # bytes in use, by part, as of a moment ago
@@ -88,13 +92,14 @@ class Hub:
         self.topics = Topics(self.cluster, self.settings.kafka)
         self._tails.clear()
         pace = Pace()
-        self.pump = Pump(pace)
+        self.pump = Pump(pace, self.tracing)
         self.herds = Herds(self.settings.memory // 8)
         self.feeds = Feeds(self.cluster, self.topics.settings, pace)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
         self.placing = Placing(self.cluster, self.topics.settings)
         self.publisher = Publisher(self.cluster)
+        self.publisher.tracing = self.tracing
         self.snapshots = Snapshots(self)
         self.topics.start(self.feeds)
         self._upkeep = [
@@ -252,6 +257,7 @@ class Hub:
             logs = [feed.log for feed in feeds]
             tail = Tail(self.cluster.id or "", logs, ids, conflates=interval is not None)
             shared = SharedTail(tail) if interval is None else Stepped(tail, interval)
+            shared.tracing = self.tracing
             self._tails[key] = shared
             self.feeds.attach(shared)
             self.feeds.refresh_readiness(shared)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.once import Key, Once
 from ..core.record import TopicPartition
@@ -18,6 +18,9 @@ from ..kafka.partitioner import partition_of
 from ..kafka.producer import Producer
 from .seen import Seen
 from .writer import Produced, Sending, Writer
+
+if TYPE_CHECKING:
+    from ..telemetry.traces import Tracing
 
 PATIENCE = 10.0  # seconds until a client hears what became of its record, or that nobody knows
 
@@ -55,6 +58,7 @@ class Publisher:
         self.producer = Producer(cluster)
         self.once: Once[asyncio.Task[Produced]] = Once(most, window)
         self.turns: Turns | None = None
+        self.tracing: Tracing | None = None
         self._window = window
         self._seen: dict[TopicPartition, Seen] = {}
         self._tasks: set[asyncio.Task[Produced]] = set()

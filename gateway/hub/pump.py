@@ -21,6 +21,7 @@ from ..core.channel import Channel, Chunk
 from ..telemetry.traffic import Traffic
 
 if TYPE_CHECKING:
+    from ..telemetry.traces import Tracing
     from .client import Client
 
 SLICE = 0.004  # seconds of a round without a turn for others
@@ -153,6 +154,8 @@ class Fan:
             traffic.sent(chunk.events, count)
             if chunk.gaps:
                 traffic.told([gap.reason for gap in chunk.gaps], count)
+            if chunk.followed and self.pump.tracing is not None:
+                self.pump.tracing.delivered(chunk.followed, count, traffic.route, traffic.wire)
 
     def drop(self, client: Client) -> None:
         """It sees to itself until it has caught up."""
@@ -163,7 +166,8 @@ class Fan:
 class Pump:
     """The rounds of all channels of a hub, one after the other."""
 
-    def __init__(self, pace: Pace) -> None:
+    def __init__(self, pace: Pace, tracing: Tracing | None = None) -> None:
+        self.tracing = tracing
         self._loop = asyncio.get_running_loop()
         self._pace = pace
         self._fans: dict[Channel, Fan] = {}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..core.channel import Channel
 from ..core.filters import Filters
 from ..core.reading import Reading
-from ..core.record import Entry
+from ..core.record import Entry, Record
 from ..core.spread import Spread
-from ..core.tail import Tail
+from ..core.tail import Tail, Turn
 from .resume import named
 from .wire import Wire
+
+if TYPE_CHECKING:
+    from ..telemetry.traces import Tracing
 
 ANNOUNCE = 10.0  # seconds between `position` events where no event brought an id meanwhile
 AT_ONCE = 200  # channels that are told theirs without a turn for others: 2 ms
@@ -24,6 +27,8 @@ ChannelKey: TypeAlias = tuple[bytes, Wire]  # digest of the view
 
 class SharedTail:
     """A tail, its channels by view, and when it was last of use."""
+
+    tracing: Tracing | None = None
 
     def __init__(self, tail: Tail) -> None:
         self.tail = tail
@@ -69,7 +74,10 @@ class SharedTail:
     def publish(self, entries: Iterable[Entry], wall: int) -> None:
         """What became ready in one turn of the loop, to the channels that it concerns. `wall` in
         seconds of the epoch."""
-        told = self._spread.publish(self.tail.turn(entries, wall))
+        turn = self.tail.turn(entries, wall)
+        told = self._spread.publish(turn)
+        if self.tracing is not None and not self.tail.conflates:
+            self._follow(self.tracing, turn, told)
         if not self.tail.exact:
             self._owed.update(dict.fromkeys(told))
         for channel in told:
@@ -78,6 +86,20 @@ class SharedTail:
         for waiting in self.changed:
             if not waiting.done():
                 waiting.set_result(None)
+
+    def _follow(self, tracing: Tracing, turn: Turn, told: Sequence[Channel]) -> None:
+        """Note which of the records just published are traced."""
+        found = [
+            (entry, followed)
+            for entry, _ in turn.items
+            if type(entry) is Record and entry.headers
+            if (followed := tracing.follow(*entry.tp, entry.offset, entry.headers)) is not None
+        ]
+        if not found:
+            return
+        for channel in told:
+            accepts, chunk = channel.accepts, channel.chunk(channel.head - 1)
+            chunk.followed = [one for entry, one in found if accepts is None or accepts(entry)]
 
     def announce(self, now: float) -> None:
         """Tell clients where they are, by the loop's clock: at once those that were sent events

@@ -94,10 +94,17 @@ class Writer:
         said = digest(key, value, headers) if once is not None else b""
         deadline = asyncio.get_running_loop().time() + self._publisher.patience
         sending = Sending(topic, key, value, headers, partition, once, said, deadline)
+        tracing = self._publisher.tracing
+        if tracing is None:
+            return await self._send(sending)
+        with tracing.sending(topic, headers) as headers:
+            return await self._send(sending._replace(headers=headers))
+
+    async def _send(self, sending: Sending) -> Produced:
         try:
-            if once is None:
-                return await _outcome(self._publisher.begin(self._write(sending)), deadline)
-            return await self._send_once(sending, once)
+            if sending.once is not None:
+                return await self._send_once(sending, sending.once)
+            return await _outcome(self._publisher.begin(self._write(sending)), sending.deadline)
         except PartitionFailed as exc:
             raise _refusal(exc) from exc
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gateway.core.recovery import Backoff, Cause
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
@@ -25,6 +25,9 @@ from gateway.telemetry.tallies import Requests
 from .failures import BROKEN, cancels_caller, cause_of, said
 from .messages import Request
 from .security import Connection, Credentials
+
+if TYPE_CHECKING:
+    from gateway.telemetry.traces import Tracing
 
 R = TypeVar("R")
 
@@ -96,6 +99,7 @@ class Connections:
         self.request_timeout = request_timeout
         self.requests: Counter[str] = Counter()
         self.asked = Requests()
+        self.tracing: Tracing | None = None
         self._client_id = client_id
         self._credentials = credentials
         self._idle = idle
@@ -139,10 +143,19 @@ class Connections:
         except BROKEN as exc:
             link.conn.close()
             self.asked.failures[request.NAME, cause_of(exc)] += 1
+            self._trace(link, request.NAME, started, exc)
             raise self._failed(link.node, exc, started) from exc
         self.asked.answered(request.NAME, asyncio.get_running_loop().time() - started)
+        self._trace(link, request.NAME, started)
         self._succeeded(link, getattr(answer, "throttle_ms", 0))
         return answer
+
+    def _trace(
+        self, link: Link, api: str, started: float, failure: BaseException | None = None
+    ) -> None:
+        if self.tracing is not None:
+            took = asyncio.get_running_loop().time() - started
+            self.tracing.asked(api, link.node, link.role, took, failure)
 
     async def connect(self, node: int, role: Role) -> Link:
         """The link of a broker and role; concurrent calls share one attempt.
