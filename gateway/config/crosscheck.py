@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .expression import nearest
-from .guarded import claim, guarded, guards, secret_query
+from .guarded import claim, guarded, guards, masked, secret_query
 from .path import PathPattern
 from .section import Problem
 from .substitution import Unsettled, shown
@@ -120,6 +120,7 @@ def _route(
     raw: Mapping[str, Any], route: Mapping[str, Any], topics: list[str]
 ) -> Iterator[Problem]:
     yield from guarded(raw, route)
+    yield from masked(raw, route)
     chosen = _map(route.get("with")).get("allow") is not None
     for way, template in _sources(route):
         if chosen and template.holes:

@@ -63,6 +63,17 @@ def guarded(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Proble
             yield from _granted(("guarded", str(name)), roles, _map(known[name]))
 
 
+def masked(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem]:
+    """What fields ask of guards that the route does not have."""
+    names = [str(name) for name in _map(route.get("guarded"))]
+    for index, each in enumerate(_list(_map(route.get("with")).get("fields"))):
+        for name in _map(_map(each).get("guarded")):
+            if name not in names:
+                near = nearest(str(name), names, "add it to guarded")
+                what = f"this route is not guarded by '{name}'; {near}"
+                yield Problem(("with", "fields", index, "guarded", str(name)), what, key=True)
+
+
 def _granted(way: tuple[str, str], roles: object, guard: Mapping[Any, Any]) -> Iterator[Problem]:
     """A role that none of the users has keeps everybody out."""
     users = [_map(user) for user in _map(guard.get("users")).values()]

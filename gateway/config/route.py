@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter
 
 from .condition import Filter, RequestTemplate
 from .fields import Duration, Flag, History, Pointer, Text, TopicGlob, text, within
@@ -37,6 +37,35 @@ class When(Section):
         return PathPattern.parse(self.path)
 
 
+class Shown(Section):
+    """A field that not everybody is shown."""
+
+    field: Pointer = Field(description="Its JSON pointer. For data protection.")
+    guarded: dict[Text, tuple[Text, ...]] = Field(
+        description="Guards of the route and the roles they must grant, all of them. For masking "
+        "by role.",
+        json_schema_extra={"minProperties": 1},
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if raw.get("guarded") == {}:
+            yield Problem(("guarded",), "is empty; name a guard, or write the pointer alone")
+
+
+_POINTER = TypeAdapter(Pointer)
+
+
+def _shown(value: object) -> str | Shown:
+    """Told apart here: a union would tell what is wrong as seen by each of its members."""
+    if isinstance(value, (Shown, Mapping)):
+        return Shown.model_validate(value)
+    return _POINTER.validate_python(value)
+
+
+ShownField = Annotated[str | Shown, PlainValidator(_shown, json_schema_input_type=Pointer | Shown)]
+
+
 class With(Section):
     topic: RequestTemplate | None = Field(
         default=None, description="The topic to read. For clients."
@@ -56,9 +85,10 @@ class With(Section):
     client_filters: Flag = Field(
         default=False, description="Whether ?filter= may narrow a stream. For dashboards."
     )
-    fields: tuple[Pointer, ...] = Field(
+    fields: tuple[ShownField, ...] = Field(
         default=(),
-        description="What is shown of a JSON value, by pointers; default all. For data protection.",
+        description="What is shown of a JSON value, by pointers, and to whom; default all. For "
+        "data protection.",
     )
     client_fields: Flag = Field(
         default=False, description="Whether ?fields= may ask for less of it. For mobile clients."

@@ -108,9 +108,9 @@ class Template:
             if hole.root == "query":
                 return _found(query, hole.name, 400, f"query parameter '{hole.name}'")
             if not hole.detail:
-                return _found(identity, hole.name, 403, f"identity of guard '{hole.name}'")
+                return _claimed(identity, hole.name, f"identity of guard '{hole.name}'")
             claims = attributes.get(hole.name, _Empty)
-            return _found(claims, hole.detail, 403, f"attribute '{hole.detail}' of the token")
+            return _claimed(claims, hole.detail, f"attribute '{hole.detail}' of the token")
 
         return self._filled(fill)
 
@@ -177,6 +177,14 @@ def _found(values: Mapping[str, str], name: str, status: int, what: str) -> str:
     except KeyError:
         title = "Forbidden" if status == 403 else "Bad Request"
         raise RequestError(status, title, f"the {what} is missing; this route needs it") from None
+
+
+def _claimed(values: Mapping[str, str], name: str, what: str) -> str:
+    """An empty claim is none: it would be everybody's who has it empty."""
+    found = _found(values, name, 403, what)
+    if not found:
+        raise RequestError(403, "Forbidden", f"the {what} is empty; this route needs it")
+    return found
 
 
 def _field(hole: Hole, key: Any, value: Any) -> str | None:

@@ -37,7 +37,7 @@ async def letter_of(
     """
     path, query = split(path if path is not None else _path(routes, said.topic))
     match = routes.match(path)
-    await routes.check(match, connection, token)
+    match = await routes.admit(match, connection, token)
     if not match.route.with_.produce:
         raise _forbidden(f"{path} takes no records; `produce: true` of its route allows them")
     view = await routes.view(match, request_of(path, query, connection))

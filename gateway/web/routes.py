@@ -36,10 +36,11 @@ log = logging.getLogger(__name__)
 
 
 class Match(NamedTuple):
-    """A route, and what its path pattern's parameters are in this path."""
+    """A route, what its path pattern's parameters are in this path, and who asks."""
 
     route: Route
     params: Mapping[str, str]
+    granted: Granted = NOBODY
 
 
 class Routes:
@@ -74,15 +75,16 @@ class Routes:
                 self._told = True
             raise RequestError(503, "The gateway is not started", NOT_STARTED)
 
-    async def check(
+    async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
-    ) -> Granted:
-        """What is known of the client. Raises RequestError where access is denied.
+    ) -> Match:
+        """The same with what is known of the client. Raises RequestError where access is denied.
 
         token: beats what the connection has.
         """
         token = token or bearer(connection)
-        return await self._access(match.route, match.params, connection, token) or NOBODY
+        granted = await self._access(match.route, match.params, connection, token)
+        return match._replace(granted=granted or NOBODY)
 
     async def open(
         self, match: Match, request: HTTPConnection, wire: Wire, *, page: int | None = None
@@ -129,7 +131,9 @@ class Routes:
     async def view(self, match: Match, request: HTTPConnection) -> View:
         """What a request looks at. Raises RequestError and UnknownTopic; KafkaError where its
         path has a pattern and no broker says which topics there are."""
-        return await self._views.of(match.route, match.params, query.pairs(request))
+        return await self._views.of(
+            match.route, match.params, query.pairs(request), granted=match.granted
+        )
 
     async def _subscribe(
         self, route: Route, view: View, start: Start, wire: Wire, *, refused: bool

@@ -129,8 +129,7 @@ class Session(Conversation):
             detail = f"this socket has {MOST_STREAMS} streams; open another"
             raise BadMessage("Too many subscriptions", detail, said.id)
         path, query = asked(said)
-        match = self.routes.match(path)
-        await self._check(match, self._token)
+        match = await self._admitted(self.routes.match(path), self._token)
         stream = self._streams[said.id] = Subscribed(self, said.id, match, path, query)
         self.do(self._open(stream))
 
@@ -141,8 +140,8 @@ class Session(Conversation):
             if self._own is not None:
                 raise _bad("this socket is the stream of its path; leave 'path' out", said.id)
             match = self.routes.match(said.path.partition("?")[0])
-        await self._check(match, self._token)
-        await stream.change(said)
+        match = await self._admitted(match, self._token)
+        await stream.change(said, match.granted)
 
     def _stream(self, label: str | None) -> Subscribed:
         found = self._streams.get(label)
@@ -154,12 +153,12 @@ class Session(Conversation):
     async def _renew(self, jwt: str) -> None:
         """The new token must be good for every stream that runs; the old one stays otherwise."""
         for match in [each for stream in self._streams.values() for each in stream.matches]:
-            await self._check(match, jwt)
+            await self._admitted(match, jwt)
         self._token = jwt
         self.answer("renewed")
 
-    async def _check(self, match: Match, token: str | None) -> None:
-        await self.routes.check(match, self.caller.connection(), token)
+    async def _admitted(self, match: Match, token: str | None) -> Match:
+        return await self.routes.admit(match, self.caller.connection(), token)
 
     # the hall of its streams
 

@@ -62,7 +62,7 @@ class Streams:
             return problem(exc, request.url.path)
 
     async def _respond(self, request: Request, match: Match) -> Answer:
-        await self._routes.check(match, request)
+        match = await self._routes.admit(match, request)
         try:
             if ndjson.is_asked(request):
                 return await ndjson.respond(self._routes, match, request)

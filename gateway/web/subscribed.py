@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from ..hub.client import Client
 from ..hub.messages import CHANGED, WebSocket
+from .access import Granted
 from .caller import Caller
 from .messages import Choice
 from .request import Query, chosen, over, request_of, split
@@ -126,7 +127,7 @@ class Subscribed:
         else:
             self._granted += records
 
-    async def change(self, choice: Choice) -> None:
+    async def change(self, choice: Choice, granted: Granted) -> None:
         """Show something else from where it stands. A path brings its own query; without one, all
         that is not chosen stays as the last change left it. Raises RequestError for what cannot
         be, and HTTPException 404; all is as it was then."""
@@ -139,7 +140,7 @@ class Subscribed:
             query = query if "until" in dict(query) else query + ends
         query = over(query, chosen(choice))
         routes = self._hall.routes
-        match = routes.match(path)
+        match = routes.match(path)._replace(granted=granted)
         request = request_of(path, query, self._hall.caller.connection())
         view = await routes.view(match, request)
         self._next = Next(match, path, query, view.topics)

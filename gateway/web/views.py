@@ -13,12 +13,14 @@ from typing import NamedTuple
 
 from ..config import Route, Settings, fields_of, filters_of_all
 from ..config.filters import filters_of_route
+from ..config.route import Shown
 from ..config.template import Template
 from ..core.filters import Filters
 from ..core.glob import fits, is_glob
 from ..errors import RequestError, UnknownTopic
 from ..hub.hub import Hub
 from ..hub.view import View
+from .access import NOBODY, Granted
 
 MOST = 100  # topics of one view
 SHORT = 256  # characters of a path and a query whose view is kept
@@ -33,6 +35,26 @@ class Chosen(NamedTuple):
 
     filters: Filters = Filters()
     fields: tuple[str, ...] = ()
+
+
+class Fill(NamedTuple):
+    """What fills the holes of a route's texts: the path's parameters, the query, the client's
+    claims."""
+
+    params: Mapping[str, str] = {}
+    query: Mapping[str, str] = {}
+    granted: Granted = NOBODY
+
+    def text(self, template: Template) -> str:
+        """Raises RequestError: 400 for a missing parameter, 403 for a missing claim."""
+        if not template.holes:
+            return template.render()
+        return template.render(
+            params=self.params,
+            query=self.query,
+            identity=self.granted.identities,
+            attributes=self.granted.attributes,
+        )
 
 
 NOTHING = Chosen()
@@ -52,30 +74,36 @@ class Views:
         params: Mapping[str, str],
         query: Iterable[tuple[str, str]],
         chosen: Chosen | None = None,
+        granted: Granted = NOBODY,
     ) -> View:
         """The view of one request.
 
-        query: all of it, in its order. chosen: in place of what the query says.
+        query: all of it, in its order. chosen: in place of what the query says. granted: who asks.
         Raises RequestError, UnknownTopic, and KafkaError where a pattern needs the brokers.
         """
         asked = list(query)
         if chosen is None and not route.with_.allow:
-            return self._known(route, params, asked)
+            return self._known(route, params, asked, granted)
         chosen = chosen_of(asked) if chosen is None else chosen
         known = self._configured
-        if route.with_.allow and any(map(is_glob, _sources(route, params, dict(asked)))):
+        fill = Fill(params, dict(asked), granted)
+        if route.with_.allow and any(map(is_glob, _sources(route, fill))):
             known |= await self._hub.cluster.topics()
-        return view_of(route, params, dict(asked), chosen, known=known)
+        return view_of(route, fill, chosen, known=known)
 
     def _known(
-        self, route: Route, params: Mapping[str, str], asked: Sequence[tuple[str, str]]
+        self,
+        route: Route,
+        params: Mapping[str, str],
+        asked: Sequence[tuple[str, str]],
+        granted: Granted,
     ) -> View:
         """Made once for all who ask alike: 0.7 us of a connect, 26 to make."""
-        key = id(route), tuple(params.items()), tuple(asked)
+        key = id(route), tuple(params.items()), tuple(asked), granted
         view = self._made.get(key)
         if view is None:
-            chosen = chosen_of(asked)
-            view = view_of(route, params, dict(asked), chosen, known=self._configured)
+            fill = Fill(params, dict(asked), granted)
+            view = view_of(route, fill, chosen_of(asked), known=self._configured)
             if sum(len(name) + len(text) for name, text in (*params.items(), *asked)) < SHORT:
                 if len(self._made) >= MOST_MADE:
                     self._made.clear()
@@ -103,36 +131,28 @@ def chosen_of(query: Iterable[tuple[str, str]]) -> Chosen:
         raise _bad(f"?fields=: {error}") from None
 
 
-def view_of(
-    route: Route,
-    params: Mapping[str, str],
-    asked: Mapping[str, str],
-    chosen: Chosen = NOTHING,
-    *,
-    known: Collection[str],
-) -> View:
+def view_of(route: Route, fill: Fill, chosen: Chosen = NOTHING, *, known: Collection[str]) -> View:
     """The view of one request.
 
-    asked: the query, for templates. known: topics that may be served; of a route with
-    `allow`, those that a pattern may mean.
+    known: topics that may be served; of a route with `allow`, those that a pattern may mean.
     Raises RequestError (400, 403, 404), and UnknownTopic for what is not served here.
     """
-    with_ = route.with_
+    with_, shown = route.with_, _shown(route, fill.granted)
     return View(
-        _topics(route, _sources(route, params, asked), known),
-        _filters(route, params, asked, chosen.filters),
+        _topics(route, _sources(route, fill), known),
+        _filters(route, fill, chosen.filters, shown),
         with_.format,
         with_.binary,
-        _fields(route, chosen.fields),
+        _fields(route, chosen.fields, shown),
         with_.interval,
     )
 
 
-def _sources(route: Route, params: Mapping[str, str], asked: Mapping[str, str]) -> list[str]:
+def _sources(route: Route, fill: Fill) -> list[str]:
     """Names and, with `allow`, patterns."""
     made: list[str] = []
     for template in route.with_.sources:
-        text = template.render(params=params, query=asked)
+        text = fill.text(template)
         made += text.split(",") if route.with_.allow and template.holes else [text]
     if any(not text or len(text) > 249 for text in made):
         raise RequestError(404, "Unknown topic", "this path names no topic; see the routes")
@@ -182,21 +202,15 @@ def _is_allowed(name: str, allow: Collection[str]) -> bool:
     return any(fits(pattern, name) for pattern in allow)
 
 
-def _filters(
-    route: Route, params: Mapping[str, str], asked: Mapping[str, str], chosen: Filters
-) -> Filters:
-    def render(template: Template) -> str:
-        return template.render(params=params, query=asked)
-
+def _filters(route: Route, fill: Fill, chosen: Filters, shown: tuple[str, ...]) -> Filters:
     try:
-        own = filters_of_route(one.written(render) for one in route.with_.filters)
+        own = filters_of_route(one.written(fill.text) for one in route.with_.filters)
     except ValueError as error:
         raise _bad(f"the filter of this route: {error}") from None
     if not chosen.filters:
         return own
     if not route.with_.client_filters:
         raise _refused("filter", "clientFilters")
-    shown = route.with_.fields
     for pointer in sorted(chosen.pointers):
         if shown and not _covered(pointer, shown):
             what = f"?filter= looks at {pointer}, which this route does not show; leave it out"
@@ -204,8 +218,22 @@ def _filters(
     return own.narrowed(chosen)
 
 
-def _fields(route: Route, chosen: tuple[str, ...]) -> tuple[str, ...]:
-    shown = tuple(sorted(set(route.with_.fields)))
+def _shown(route: Route, granted: Granted) -> tuple[str, ...]:
+    """The fields that this client is shown; none of them for all. Raises RequestError 403 where
+    there is nothing: an empty list would show everything."""
+    fields = route.with_.fields
+    told = {
+        each.field if isinstance(each, Shown) else each
+        for each in fields
+        if not isinstance(each, Shown) or granted.has(each.guarded)
+    }
+    if fields and not told:
+        what = "this route shows you no field of its records; its owner lets roles see them"
+        raise RequestError(403, "Nothing to be shown", what)
+    return tuple(sorted(told))
+
+
+def _fields(route: Route, chosen: tuple[str, ...], shown: tuple[str, ...]) -> tuple[str, ...]:
     if not chosen:
         return shown
     if not route.with_.client_fields:

@@ -44,7 +44,7 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
             routes.must_run()
         else:
             match = routes.match(path)
-            await routes.check(match, connection)
+            match = await routes.admit(match, connection)
     except (GatewayError, HTTPException) as exc:
         await _refuse(problems.problem(exc, connection.url.path), scope, receive, send)
         return

@@ -14,7 +14,8 @@ from gateway.core.filters import Filters
 from gateway.core.record import Record, TopicPartition
 from gateway.errors import RequestError, UnknownTopic
 from gateway.hub.view import View
-from gateway.web.views import MOST, PATTERNS, chosen_of, view_of
+from gateway.web.access import NOBODY, Grant, Granted
+from gateway.web.views import MOST, PATTERNS, Fill, chosen_of, view_of
 
 CONFIGURED = frozenset({"orders", "stock"})
 CLUSTER = CONFIGURED | {"pay-eu", "pay-us", "hr-pay", "__consumer_offsets", "__pay"}
@@ -30,7 +31,8 @@ def route(path: str = "/e/{t}", **options: Any) -> Route:
 
 def view(route: Route, topics: str = "orders", *asked: tuple[str, str], **more: Any) -> View:
     known = more.pop("known", CLUSTER if route.with_.allow else CONFIGURED)
-    return view_of(route, {"t": topics}, dict(asked), chosen_of(asked), known=known, **more)
+    fill = Fill({"t": topics}, dict(asked), more.pop("granted", NOBODY))
+    return view_of(route, fill, chosen_of(asked), known=known, **more)
 
 
 def topics(route: Route, asked: str) -> tuple[str, ...]:
@@ -227,3 +229,76 @@ def test_no_choice_lets_through_what_its_route_does_not(
             for e in asked
         )
     assert asked or filters or narrowed.filters == Filters()
+
+
+# Claims
+
+GUARDS: dict[str, Any] = {
+    "jwt0": {
+        "type": "jwt",
+        "keys": [{"kty": "oct", "k": "c2VjcmV0LXNlY3JldC1zZWNyZXQtc2VjcmV0LXNlY3JldA"}],
+        "attributes": {"tenant": "tenant"},
+    }
+}
+
+
+def guarded_route(path: str = "/e", **options: Any) -> Route:
+    topics = [{"name": name} for name in sorted(CONFIGURED)]
+    made = {
+        "when": [{"path": path}],
+        "guarded": {"jwt0": []},
+        "with": {"topic": "orders", **options},
+    }
+    kafka = {"servers": ["a:1"], "topics": topics}
+    return Settings.model_validate({"kafka": kafka, "guards": GUARDS, "routes": [made]}).routes[0]
+
+
+def ada(*roles: str, **attributes: str) -> Granted:
+    return Granted([Grant("jwt0", "ada", frozenset(roles), attributes)])
+
+
+def test_claims_choose_topic_key_and_header():
+    made = guarded_route(
+        topic="${guarded['jwt0'].attributes.tenant}",
+        filters=[
+            {
+                "key": "${guarded['jwt0'].identity}",
+                "headers": {"t": "${guarded['jwt0'].attributes.tenant}"},
+            }
+        ],
+    )
+    seen = view(made, granted=ada(tenant="stock"))
+    assert seen.topics == ("stock",)
+    other = seen.filters.matches
+    tp = TopicPartition("stock", 0)
+    assert other(Record(tp, 0, 0, 0, b"ada", b"", (("t", b"stock"),)))
+    assert not other(Record(tp, 0, 0, 0, b"eve", b"", (("t", b"stock"),)))
+    assert not other(Record(tp, 0, 0, 0, b"ada", b"", (("t", b"orders"),)))
+
+
+def test_a_claim_that_is_not_there_lets_nobody_in():
+    made = guarded_route(filters=[{"key": "${guarded['jwt0'].attributes.tenant}"}])
+    for granted in (ada(), NOBODY, ada(tenant="")):
+        with pytest.raises(RequestError) as raised:
+            view(made, granted=granted)
+        assert raised.value.status == 403
+
+
+def test_a_field_is_shown_to_those_whose_role_it_is():
+    email = {"field": "/email", "guarded": {"jwt0": ["support"]}}
+    made = guarded_route(fields=["/id", email], clientFields=True, clientFilters=True)
+    assert view(made, granted=ada()).fields == ("/id",)
+    assert view(made, granted=ada("support")).fields == ("/email", "/id")
+    asked = ("fields", "/email")
+    with pytest.raises(RequestError, match="does not show"):
+        view(made, "orders", asked, granted=ada())
+    assert view(made, "orders", asked, granted=ada("support")).fields == ("/email",)
+    with pytest.raises(RequestError, match="does not show"):
+        view(made, "orders", ("filter", "/email=a"), granted=ada())
+
+
+def test_who_is_shown_no_field_is_not_shown_them_all():
+    made = guarded_route(fields=[{"field": "/email", "guarded": {"jwt0": ["support"]}}])
+    with pytest.raises(RequestError) as raised:
+        view(made, granted=ada())
+    assert raised.value.status == 403

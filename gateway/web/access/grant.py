@@ -74,6 +74,20 @@ class Granted(Mapping[str, Grant]):
         return self._grants[0].identity if self._grants else None
 
     @property
+    def identities(self) -> dict[str, str]:
+        """By guard; for templates."""
+        return {grant.guard: grant.identity for grant in self._grants}
+
+    @property
+    def attributes(self) -> dict[str, Mapping[str, str]]:
+        """By guard; for templates."""
+        return {grant.guard: grant.attributes for grant in self._grants}
+
+    def has(self, asked: Mapping[str, Iterable[str]]) -> bool:
+        """Does each of these guards grant all of its roles?"""
+        return all(guard in self and self[guard].roles >= set(asked[guard]) for guard in asked)
+
+    @property
     def subject(self) -> frozenset[tuple[str, str]]:
         """Whose it is, for every guard: what stays the same when it is renewed."""
         return frozenset([grant.subject for grant in self._grants])
