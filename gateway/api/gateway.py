@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pydantic import ValidationError
 
+from .. import __version__
 from ..config import Settings, load
 from ..config.problems import dotted
 from ..errors import ConfigError, GatewayError
@@ -18,6 +19,9 @@ from ..kafka.cluster import Cluster, ClusterSettings
 from .asked import From, Until, start_of, view_of
 from .events import Gap
 from .stream import NOT_RUNNING, Stream
+
+if TYPE_CHECKING:
+    from ..telemetry.traces import Tracing
 
 __all__ = ["Gateway", "Produced"]
 
@@ -53,6 +57,7 @@ class Gateway:
             self.settings = settings if isinstance(settings, Settings) else load(settings or "")
         self.cluster = Cluster(ClusterSettings.of(self.settings.kafka))
         self.hub = Hub(self.cluster, self.settings)
+        self.tracing: Tracing | None = None  # while it runs, if it is configured
         self._writer: Writer | None = None
 
     async def start(self) -> None:
@@ -64,7 +69,9 @@ class Gateway:
                 "servers: embedded is for the command line; within a program, use "
                 "`with EmbeddedKafka(...) as kafka:` and servers=kafka.bootstrap"
             )
+        self.tracing = self.hub.tracing = _tracing(self.settings)
         await self.cluster.start()
+        self.cluster.connections.tracing = self.tracing
         await self.hub.start()
         self._writer = self.hub.publisher.writer()
 
@@ -73,6 +80,9 @@ class Gateway:
         self.hub.drain("closed")
         await self.hub.close()
         await self.cluster.close()
+        tracing, self.tracing = self.tracing, None
+        if tracing is not None:
+            await tracing.close()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -142,6 +152,22 @@ class Gateway:
             topic, _bytes(key), _bytes(value), contents,
             partition=partition, idempotency_key=idempotency_key,
         )  # fmt: skip
+
+
+def _tracing(settings: Settings) -> Tracing | None:
+    """Imports OpenTelemetry only where there is a use for it."""
+    traces, headers = settings.telemetry.traces, settings.telemetry.headers
+    if traces.otlp is None:
+        return None
+    from ..telemetry.otlp import resource
+    from ..telemetry.traces import Tracing
+
+    return Tracing(
+        traces.otlp,
+        share=traces.sample,
+        headers={name: secret.get_secret_value() for name, secret in headers.items()},
+        resource=resource(settings.name, __version__),
+    )
 
 
 def _bytes(given: bytes | str | None) -> bytes | None:

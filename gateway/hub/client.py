@@ -8,6 +8,7 @@ async iterator of bytes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from ..core.reading import Since
 from ..core.record import Reason, TopicPartition
 from ..core.subscription import Subscription
 from ..core.token import Token
+from ..telemetry.about import about
 from ..telemetry.traffic import CATCHING_UP, SLOW, UNPAID
 from .lacks import Lacks
 from .outlet import Outlet
@@ -26,6 +28,8 @@ from .wire import Wire
 if TYPE_CHECKING:
     from .herd import Herd
     from .hub import Hub
+
+log = logging.getLogger(__name__)
 
 BUDGET = 64 * 1024  # bytes taken at once
 SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
@@ -143,6 +147,15 @@ class Client:
         if self._refused:
             traffic.told((Reason.POSITION_REFUSED,))
 
+    def _note_end(self, reason: str) -> None:
+        self.subscription.traffic.ended[reason] += 1
+        if log.isEnabledFor(logging.DEBUG):
+            with self._about():
+                log.debug("stream ended reason=%s", reason)
+
+    def _about(self) -> about:
+        return about(route=self.subscription.traffic.route or None, stream=self.number)
+
     def standing(self) -> Standing:
         """Where it stands, to `go_on` from there; also for another that comes from where it did."""
         return Standing(self.subscription.places(), self._lacks.ids if self._lacks else {})
@@ -192,8 +205,7 @@ class Client:
             return
         self._closed = True
         self.outlet = None
-        reason = self.subscription.ended if self._ended else None
-        self.subscription.traffic.ended[reason or LEFT] += 1
+        self._note_end((self.subscription.ended if self._ended else None) or LEFT)
         if self._fan is not None:
             self._fan.drop(self)
         if self.herd is not None:
@@ -343,7 +355,8 @@ class Client:
             return
         if self._lacks is None:
             self._lacks = Lacks(self._hub, self._shared, self.subscription, self.wake)
-        self._lacks.seek()
+        with self._about():  # who woke it may be anybody
+            self._lacks.seek()
 
     def _told(self, pending: Sequence[TopicPartition]) -> dict[str, Any]:
         """What BEGIN says."""

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
 from gateway.core.recovery import Backoff, Cause
@@ -135,7 +136,7 @@ class Connections:
     async def ask(self, link: Link, request: Request[R], *, within: float | None = None) -> R:
         """As `send`, on a link already there."""
         self.requests[request.NAME] += 1
-        started = asyncio.get_running_loop().time()
+        started, began = asyncio.get_running_loop().time(), perf_counter()
         # A throttled broker answers late without being ill (KIP-219).
         wait = (within or self.request_timeout) + max(0.0, link.throttled_until - started)
         try:
@@ -143,18 +144,18 @@ class Connections:
         except BROKEN as exc:
             link.conn.close()
             self.asked.failures[request.NAME, cause_of(exc)] += 1
-            self._trace(link, request.NAME, started, exc)
+            self._trace(link, request.NAME, began, exc)
             raise self._failed(link.node, exc, started) from exc
-        self.asked.answered(request.NAME, asyncio.get_running_loop().time() - started)
-        self._trace(link, request.NAME, started)
+        self.asked.answered(request.NAME, perf_counter() - began)
+        self._trace(link, request.NAME, began)
         self._succeeded(link, getattr(answer, "throttle_ms", 0))
         return answer
 
     def _trace(
-        self, link: Link, api: str, started: float, failure: BaseException | None = None
+        self, link: Link, api: str, began: float, failure: BaseException | None = None
     ) -> None:
         if self.tracing is not None:
-            took = asyncio.get_running_loop().time() - started
+            took = perf_counter() - began
             self.tracing.asked(api, link.node, link.role, took, failure)
 
     async def connect(self, node: int, role: Role) -> Link:

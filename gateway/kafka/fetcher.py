@@ -122,8 +122,9 @@ class Fetcher:
             job.waited, after, tp = False, self.now() - job.added, job.reading.tp
             self.reads.was_ready(tp.topic, after)
             log.debug(
-                "partition ready after %.3fs topic=%s partition=%s", after, tp.topic, tp.partition
-            )
+                "partition ready after %.3fs topic=%s partition=%s", after, tp.topic, tp.partition,
+                extra=tp._asdict(),
+            )  # fmt: skip
         self._deliver(job.reading, entries)
 
     def hinder(self, job: Job, cause: Cause, delay: float | None) -> None:
@@ -134,6 +135,7 @@ class Fetcher:
         log.debug(
             "FETCH reconnect in %.3fs topic=%s partition=%s cause=%s",
             job.reading.retry_at - now, job.reading.tp.topic, job.reading.tp.partition, cause,
+            extra={**job.reading.tp._asdict(), "cause": cause},
         )  # fmt: skip
         self.hand(job, entries)
         self.kick()

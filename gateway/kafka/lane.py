@@ -228,7 +228,9 @@ class Lane:
         at the end; None while it is tried again."""
         job.failures += 1
         reading = job.reading
-        log.warning("%s at %s: %s", reading.tp, reading.place.offset, error)
+        log.warning(
+            "%s at %s: %s", reading.tp, reading.place.offset, error, extra=reading.tp._asdict()
+        )
         if job.failures < 3:
             self._fetcher.hand(job, reading.on_error(Cause.CORRUPT, now))
             return None
@@ -241,7 +243,8 @@ class Lane:
         was = job.reading.cause
         entries = job.reading.on_fetched(fetched, self._fetcher.now())
         if was is not None:
-            log.info("FETCH resumed %s after cause=%s", _named(job.reading), was)
+            extra = {**job.reading.tp._asdict(), "cause": was}
+            log.info("FETCH resumed %s after cause=%s", _named(job.reading), was, extra=extra)
             self._fetcher.arrived(job)
         if entries:
             self._fetcher.hand(job, entries)
@@ -249,7 +252,10 @@ class Lane:
     def _stalled(self, job: Job) -> None:
         """Start the conversation over: what one of the two sides believes is wrong."""
         reading = job.reading
-        log.warning("no progress on %s at offset %s; asking anew", reading.tp, reading.place.offset)
+        log.warning(
+            "no progress on %s at offset %s; asking anew", reading.tp, reading.place.offset,
+            extra=reading.tp._asdict(),
+        )  # fmt: skip
         reading.progress_at, job.replica = reading.heard_at, None
         if self._session is not None:
             self._session.lost()
@@ -267,7 +273,8 @@ class Lane:
     def _failed(self, jobs: list[Job], exc: KafkaError) -> None:
         cause = cause_of(code_of(exc))
         delay = exc.retry_after if isinstance(exc, BrokerUnavailable) else None
-        log.info("FETCH disconnect broker=%s cause=%s: %s", self._node, cause, exc)
+        extra = {"broker": self._node, "cause": cause}
+        log.info("FETCH disconnect broker=%s cause=%s: %s", self._node, cause, exc, extra=extra)
         for job in jobs:
             job.flight = job.replica = None
             self._fetcher.hinder(job, cause, None if delay is None else max(delay, 0.02))

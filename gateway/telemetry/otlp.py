@@ -7,6 +7,8 @@ where it is configured, and nowhere else: it takes 0.2 s and 20 MB.
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import urlsplit
@@ -27,10 +29,14 @@ def endpoint(url: str, signal: str) -> str:
     return url if urlsplit(url).path.strip("/") else f"{url.rstrip('/')}/v1/{signal}"
 
 
-def resource(name: str, version: str, instance: str) -> Resource:
-    """Who it is that sends."""
+def resource(name: str, version: str) -> Resource:
+    """Who it is that sends: this process of a gateway. OTEL_RESOURCE_ATTRIBUTES adds to it."""
     return Resource.create(
-        {"service.name": name, "service.version": version, "service.instance.id": instance}
+        {
+            "service.name": name,
+            "service.version": version,
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        }
     )
 
 

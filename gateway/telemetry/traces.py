@@ -108,7 +108,8 @@ class Tracing:
                 yield span
         finally:
             self._current.reset(token)
-            span.end()
+            if span.is_recording():  # or whoever has it has ended it
+                span.end()
 
     # Kafka
 

@@ -35,10 +35,13 @@ from . import assets, discovery, health
 from .access import Access, anyone
 from .bus import Bus
 from .ending import drain_with_the_server
+from .levels import Levels
 from .limits import Limits
+from .metrics import Metrics
 from .problems import HANDLERS
 from .routes import Routes
 from .streams import Streams
+from .traced import Traced
 from .turns import Turns
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
@@ -107,15 +110,20 @@ def create_app(
         *(_served(path, file) for path, file in files.items()),
     ]
     limits = Limits(settings.listen.limits, bus)
+    metrics = Metrics(gateway.hub, settings, limits, bus)
+    if settings.telemetry.metrics.prometheus is not None:
+        routes.append(Route(settings.telemetry.metrics.prometheus, metrics.scrape))
     streams = Routes(gateway.hub, settings, access, limits)
+    traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
     middleware = [
-        *cors(settings.listen.access_control), Middleware(Streams, routes=streams, pages=routes)
+        *traced, *cors(settings.listen.access_control),
+        Middleware(Streams, routes=streams, pages=routes)
     ]  # fmt: skip
     app = Application(
-        gateway, [bus.run, *startup], routes=routes, middleware=middleware,
+        gateway, [bus.run, metrics.run, *startup], routes=routes, middleware=middleware,
         exception_handlers=HANDLERS,
     )  # fmt: skip
-    app.state.bus, app.state.limits = bus, limits
+    app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     return app
@@ -133,8 +141,6 @@ def refuse_unserved(settings: Settings) -> None:
             if model.model not in ("bytes", "string", "json"):
                 what = f"model {model.model} is not served by this version"
                 problems.append(f"kafka.topics[{n}].{name}: {what}")
-    if settings.telemetry.traces.otlp is not None:
-        problems.append("telemetry.traces.otlp: traces are not served by this version")
     if problems:
         raise ConfigError([f"{problem}; remove it" for problem in problems])
 

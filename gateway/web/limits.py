@@ -121,6 +121,7 @@ class Limits:
         self._own = Ledger(
             _share(settings.connections, bus.workers), _share(settings.per_address, bus.workers)
         )
+        self.refused: Counter[str] = Counter()  # connections, by what kept them out
         self._asking: list[tuple[str, asyncio.Future[Full | None]]] = []
         self._gone: Counter[str] = Counter()
         self._turn: asyncio.Task[None] | None = None
@@ -139,6 +140,7 @@ class Limits:
         address = source(client[0]) if client else ""
         full = await self._ask(address) if self._shared else self._own.take(0, address)
         if full is not None:
+            self.refused[full] += 1
             raise Busy(full)
         left = False
 

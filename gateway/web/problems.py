@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -32,9 +33,14 @@ RETRY_AFTER = 5.0
 
 
 def problem(exc: Exception, instance: str) -> Response:
+answered: Counter[int] = Counter()
+"""Problems that requests were answered with, by status."""
+
+
     """The response for an error. instance: the path that was asked for, percent-decoded."""
     status, title, detail = _told(exc)
     body: dict[str, Any] = {"title": title, "status": status, "detail": detail}
+    answered[status] += 1
     body |= {name: told for name, told in members(exc).items() if name != "message"}
     body["instance"] = quote(instance, safe="/:@!$&'()*+,;=", errors="replace")
     return Response(

@@ -20,9 +20,12 @@ from ..hub.messages import WebSocket
 from ..hub.resume import Start
 from ..hub.view import View
 from ..hub.wire import Wire
+from ..telemetry.about import note
+from ..telemetry.redact import redacted
 from . import query
 from .access import NOBODY, Access, Granted, bearer
 from .limits import Limits
+from .traced import ROUTE
 from .views import Views
 
 NOT_STARTED = (
@@ -109,6 +112,8 @@ class Routes:
     async def _open(
         self, match: Match, request: HTTPConnection, wire: Wire, page: int | None
     ) -> Client:
+        name = request.scope[ROUTE] = name_of(match.route)
+        note(route=name)
         route, view = match.route, await self.view(match, request)
         asked = query.asked(request, default=self._default(view), history=route.with_.history)
         if asked.start.credit is not None and not isinstance(wire, WebSocket):
@@ -119,6 +124,8 @@ class Routes:
             start = replace(start, snapshot=True)
         if page is not None:
             start = replace(start, count=None, credit=start.count or page)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("stream asked wire=%s url=%s", wire.name, redacted(str(request.url)))
         try:
             return await self._subscribe(route, view, start, wire, refused=refused)
         except TokenError:
@@ -139,7 +146,7 @@ class Routes:
         self, route: Route, view: View, start: Start, wire: Wire, *, refused: bool
     ) -> Client:
         with_ = route.with_
-        return await self.hub.subscribe(
+        client = await self.hub.subscribe(
             view,
             start,
             wire,
@@ -147,7 +154,10 @@ class Routes:
             slow=SlowClient(with_.slow_client),
             lifetime=spread(with_.max_lifetime),
             refused=refused,
+            route=name_of(route),
         )
+        note(stream=client.number)
+        return client
 
     def _default(self, view: View) -> Literal["live", "earliest"]:
         """`defaultOffset`: historical only if every topic of the view is."""
@@ -155,6 +165,11 @@ class Routes:
             if self.hub.topics.settings(name).default_offset != "historical":
                 return "live"
         return "earliest"
+
+
+def name_of(route: Route) -> str:
+    """As metrics, logs and traces call it: its first path as configured."""
+    return route.when[0].path
 
 
 def spread(lifetime: float | None) -> float | None:

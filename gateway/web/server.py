@@ -15,8 +15,9 @@ from typing import cast
 
 import uvicorn
 
-from ..config import Settings
+from ..config import Logs, Settings
 from ..hub.hub import Hub
+from ..telemetry import logs
 from .app import Application, Startup, create_app
 from .forwarded import Forwarded
 from .listening import BACKLOG, address, bind
@@ -65,7 +66,7 @@ def serve(
     pages, startup: as of `create_app`; with them it is one process.
     Raises GatewayError when the address cannot be bound, ConfigError as `create_app`.
     """
-    configure_logging(debug)
+    configure_logging(settings.telemetry.logs, debug)
     with embedded(settings) as ready:
         if ready.listen.workers > 1 and not (pages or startup):
             create_app(ready)  # what it refuses is said once, and no process started
@@ -137,10 +138,9 @@ def embedded(settings: Settings) -> Iterator[Settings]:
 EMBEDDED_PARTITIONS = 12
 
 
-def configure_logging(debug: AbstractSet[str], worker: int | None = None) -> None:
-    """worker: its number goes before every line, where there are several."""
-    name = "%(name)s" if worker is None else f"worker {worker} %(name)s"
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s %(levelname)s {name}: %(message)s")
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)
-    for room in debug:
-        logging.getLogger(f"gateway.{room}").setLevel(logging.DEBUG)
+def configure_logging(configured: Logs, debug: AbstractSet[str], worker: int | None = None) -> None:
+    """debug: rooms that log in detail, whatever is configured. worker: its number goes into every
+    line, where there are several."""
+    levels = {str(room): str(level) for room, level in configured.levels.items()}
+    levels |= dict.fromkeys(debug, "debug")
+    logs.configure(configured.format, configured.level, levels, worker=worker)

@@ -24,7 +24,7 @@ from .workers import Job
 
 def main(number: int, job: Job) -> None:
     """Serve until told to end. Raises GatewayError as `create_app`."""
-    configure_logging(job.debug, number)
+    configure_logging(job.settings.telemetry.logs, job.debug, number)
     listening = socket.socket(fileno=job.listening)
     bus = Bus(job.path, number, job.settings.listen.workers)
     startup = [partial(end_with_supervisor, sys.stdin)]

@@ -1,0 +1,111 @@
+"""The figures of all workers, in one scrape; or sent to a back end, each worker's by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from .. import __version__
+from ..config import Settings
+from ..hub import figures as hubs
+from ..hub.hub import Hub
+from ..telemetry import catalog, logs
+from ..telemetry.aside import aside
+from ..telemetry.figures import Figures
+from ..telemetry.lateness import Lateness
+from ..telemetry.process import process
+from ..telemetry.prometheus import expose
+from . import problems
+from .bus import Bus
+from .limits import Limits
+
+if TYPE_CHECKING:
+    from ..telemetry.otlp import Push
+
+log = logging.getLogger(__name__)
+
+TOPIC = "figures"
+WITHIN = 1.0  # seconds for the other workers to answer
+END = 3.0  # seconds that the gateway's end may take for the last figures
+
+
+class Metrics:
+    """See the module. `run` beside the application; `scrape` answers Prometheus."""
+
+    def __init__(self, hub: Hub, settings: Settings, limits: Limits, bus: Bus) -> None:
+        self._hub = hub
+        self._settings = settings
+        self._limits = limits
+        self._bus = bus
+        self._lateness = Lateness()
+        bus.on(TOPIC, self._answer)
+
+    def own(self) -> Figures:
+        """Of this process."""
+        figures, worker = Figures(), self._bus.worker
+        hubs.read(self._hub, figures)
+        figures.count(catalog.REFUSED_CONNECTIONS, self._limits.refused)
+        figures.count(catalog.REFUSED_REQUESTS, problems.answered)
+        figures.count(catalog.LOGGED, logs.lines)
+        figures.observed(catalog.LOOP_LAG, self._lateness.seconds, worker)
+        figures.add(catalog.INFO, 1, self._settings.name, __version__)
+        process(figures, worker)
+        return figures
+
+    async def of_all(self) -> Figures:
+        """Of all workers that answer in time; it says how many did not."""
+        answers = await self._bus.ask(TOPIC, within=WITHIN)
+        figures = Figures()
+        for plain in answers.said.values():
+            figures.merge(plain)
+            await asyncio.sleep(0)
+        figures.add(catalog.WORKERS, len(answers.said))
+        figures.add(catalog.MISSING, len(answers.missing))
+        return figures
+
+    def _answer(self, worker: int, data: Any) -> Any:
+        return self.own().plain()
+
+    async def scrape(self, request: Request) -> Response:
+        """In the format that is asked for; others have their turn between its pieces."""
+        exposition = expose(await self.of_all(), request.headers.get("accept", ""))
+        pieces: list[bytes] = []
+        for piece in exposition.pieces:
+            pieces.append(piece)
+            await asyncio.sleep(0)
+        headers = {"Cache-Control": "no-store", "Content-Type": exposition.media_type}
+        return Response(b"".join(pieces), headers=headers)
+
+    async def run(self) -> None:
+        """Until cancelled: look at the loop, and send figures where that is configured."""
+        watching = asyncio.create_task(self._lateness.run())
+        try:
+            if self._settings.telemetry.metrics.otlp is not None:
+                await self._send(self._settings.telemetry.metrics.otlp)
+            else:
+                await watching
+        finally:
+            watching.cancel()
+
+    async def _send(self, url: str) -> None:
+        push = await asyncio.to_thread(self._push, url)
+        try:
+            while True:
+                await asyncio.sleep(self._settings.telemetry.metrics.interval)
+                figures = self.own()
+                if not await aside(partial(push.send, figures), "metrics"):
+                    log.warning("the figures of this interval did not arrive at %s", url)
+        finally:
+            push.close()
+
+    def _push(self, url: str) -> Push:
+        from ..telemetry.otlp import Push, resource
+
+        headers = self._settings.telemetry.headers
+        plain = {name: secret.get_secret_value() for name, secret in headers.items()}
+        return Push(url, plain, resource(self._settings.name, __version__))
