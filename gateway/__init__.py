@@ -23,9 +23,11 @@ if TYPE_CHECKING:
         BrokerUnavailable,
         ConfigError,
         GatewayError,
+        GuardUnavailable,
         KafkaError,
         KeyReused,
         LocalBrokerError,
+        NotGranted,
         PartitionFailed,
         RequestError,
         StreamEnded,
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
         UnknownTopic,
     )
     from .kafka.embedded import EmbeddedKafka
-    from .web.access import Access
+    from .web.access import Access, Grant, Granted
     from .web.app import Application, create_app
 
 __version__ = "0.1.0"
@@ -46,10 +48,10 @@ _ROOMS = {
     "api.stream": "Stream",
     "config": "Settings load loads",
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable ConfigError GatewayError "
-    "KafkaError KeyReused LocalBrokerError PartitionFailed RequestError StreamEnded "
-    "TokenCorrupt TokenError TokenForeign UnknownTopic",
+    "GuardUnavailable KafkaError KeyReused LocalBrokerError NotGranted PartitionFailed "
+    "RequestError StreamEnded TokenCorrupt TokenError TokenForeign UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
-    "web.access": "Access",
+    "web.access": "Access Grant Granted",
     "web.app": "Application create_app",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
@@ -69,9 +71,13 @@ __all__ = [
     "Gap",
     "Gateway",
     "GatewayError",
+    "Grant",
+    "Granted",
+    "GuardUnavailable",
     "KafkaError",
     "KeyReused",
     "LocalBrokerError",
+    "NotGranted",
     "PartitionFailed",
     "Position",
     "Produced",

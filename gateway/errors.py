@@ -13,6 +13,8 @@
     |   +-- PartitionFailed     one partition answered with an error code
     +-- RequestError            a client asked for something it cannot have; carries an HTTP status
     |   +-- KeyReused           an idempotency key, for another record than at first
+    |   +-- NotGranted          a guard does not let the client in; carries what it lacks
+    |   +-- GuardUnavailable    nobody can say now whether it may come in
     +-- StreamEnded             a stream of the Python API was cut short
     +-- LocalBrokerError        the local broker cannot be started
 
@@ -125,6 +127,32 @@ class RequestError(GatewayError):
 
 class KeyReused(RequestError):
     """An idempotency key came again with another record; nothing is written."""
+
+
+class NotGranted(RequestError):
+    """A guard does not let a client in.
+
+    challenge: what it is asked for, as `WWW-Authenticate` has it (RFC 9110 11.6.1); None where
+               no header helps. roles: those it lacks.
+    """
+
+    def __init__(
+        self, status: int, detail: str, *, challenge: str | None = None, roles: Sequence[str] = ()
+    ) -> None:
+        title = {400: "Bad request", 401: "Unauthorized", 403: "Forbidden"}[status]
+        super().__init__(status, title, detail)
+        self.challenge = challenge
+        self.roles = tuple(roles)
+
+
+class GuardUnavailable(RequestError):
+    """The keys of an issuer, or the application, cannot be asked now: nobody is let in unseen.
+
+    retry_after in seconds.
+    """
+
+    def __init__(self, detail: str, *, retry_after: float) -> None:
+        super().__init__(503, "Guard unavailable", detail, retry_after=retry_after)
 
 
 class StreamEnded(GatewayError):

@@ -23,7 +23,7 @@ class Jwks(Section):
         default=600.0, description="How old they get before they are fetched anew. For rotation."
     )
     cooldown: Annotated[Duration, within(0.1, 3600)] = Field(
-        default=30.0,
+        default=10.0,
         description="How soon a token with an unknown key has them fetched again. For rotation.",
     )
     timeout: Annotated[Duration, within(0.1, 60)] = Field(

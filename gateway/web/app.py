@@ -33,6 +33,7 @@ from ..config import AccessControl, Settings
 from ..errors import ConfigError
 from . import assets, discovery, health
 from .access import Access, anyone
+from .access.guards import Guards
 from .bus import Bus
 from .ending import drain_with_the_server
 from .levels import Levels
@@ -91,7 +92,8 @@ def create_app(
 ) -> Application:
     """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
 
-    access:  asked before every stream; the application's own, where it mounts the gateway.
+    access:  asked before every stream, as well as the guards of its route; the application's own,
+             where it mounts the gateway.
     pages:   files and folders to serve, by path; a file at `/` takes the place of the list of
              streams.
     startup: run beside it until it closes.
@@ -113,14 +115,15 @@ def create_app(
     metrics = Metrics(gateway.hub, settings, limits, bus)
     if settings.telemetry.metrics.prometheus is not None:
         routes.append(Route(settings.telemetry.metrics.prometheus, metrics.scrape))
-    streams = Routes(gateway.hub, settings, access, limits)
+    guards = Guards(settings, access)
+    streams = Routes(gateway.hub, settings, guards, limits)
     traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
     middleware = [
         *traced, *cors(settings.listen.access_control),
         Middleware(Streams, routes=streams, pages=routes)
     ]  # fmt: skip
     app = Application(
-        gateway, [bus.run, metrics.run, *startup], routes=routes, middleware=middleware,
+        gateway, [bus.run, metrics.run, guards.run, *startup], routes=routes, middleware=middleware,
         exception_handlers=HANDLERS,
     )  # fmt: skip
     app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
@@ -130,12 +133,8 @@ def create_app(
 
 
 def refuse_unserved(settings: Settings) -> None:
-    """What is configured but not built is refused, never ignored: a guard that guards nothing
-    would be worse than none. Raises ConfigError."""
+    """What is configured but not built is refused, never ignored. Raises ConfigError."""
     problems: list[str] = []
-    for n, route in enumerate(settings.routes):
-        if route.guarded:
-            problems.append(f"routes[{n}].guarded: guards are not served by this version")
     for n, topic in enumerate(settings.kafka.topics):
         for name, model in (("key", topic.key), ("value", topic.value)):
             if model.model not in ("bytes", "string", "json"):

@@ -11,6 +11,8 @@ from typing import Any
 from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
+from .tls import KEPT
+
 _LEFT_OUT = {"type", "headers", "extensions"}
 
 # Equal for all connections of a server, and so held once.
@@ -20,21 +22,27 @@ _shared: dict[Any, Any] = {}
 class Caller:
     """See the module."""
 
-    __slots__ = ("_head", "_names", "_values")
+    __slots__ = ("_extensions", "_head", "_names", "_values")
 
     def __init__(self, scope: Scope) -> None:
         names = tuple(name for name in scope if name not in _LEFT_OUT)
         self._names: tuple[str, ...] = _shared.setdefault(names, names)
         self._values = tuple([_once(name, scope[name]) for name in names])
+        extensions = scope.get("extensions") or {}
+        kept = {name: extensions[name] for name in KEPT if name in extensions}
+        self._extensions: dict[str, Any] | None = kept or None
         # neither has a line break in it, nor the name a colon (RFC 9110 5)
         self._head = b"\n".join([b"%b:%b" % (name, value) for name, value in scope["headers"]])
 
     def connection(self) -> HTTPConnection:
-        """As the handshake was, but for `extensions`; 3 us."""
+        """As the handshake was, but for `extensions` that say nothing of the client; 3 us."""
         lines = self._head.split(b"\n") if self._head else ()
         scope = dict(zip(self._names, self._values, strict=True))
         headers = [tuple(line.split(b":", 1)) for line in lines]
-        return HTTPConnection({**scope, "type": "websocket", "headers": headers})
+        scope |= {"type": "websocket", "headers": headers}
+        if self._extensions is not None:
+            scope["extensions"] = self._extensions
+        return HTTPConnection(scope)
 
 
 def _once(name: str, value: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Who a proxy says that it asks for: `X-Forwarded-For` and `X-Forwarded-Proto`.
+"""Who a proxy says that it asks for: `X-Forwarded-For`, `X-Forwarded-Proto` and, of the proxies
+that are named, `X-Forwarded-Client-Cert`.
 
 Anybody can send these headers, so they are believed of the proxies that are named, and only as
 far as those vouch for them: read from the right, the first address that is none of theirs is the
@@ -13,6 +14,8 @@ from ipaddress import ip_address, ip_network
 from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from . import tls
 
 SECURE = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
@@ -31,8 +34,12 @@ class Forwarded:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client")
-        if scope["type"] != "lifespan" and client and (self._all or self._trusts(client[0])):
-            self._believe(scope)
+        if scope["type"] != "lifespan" and client:
+            named = not self._all and self._trusts(client[0])
+            if named:  # where everybody is believed, anybody could send another's certificate
+                tls.believe(scope)
+            if named or self._all:
+                self._believe(scope)
         await self._app(scope, receive, send)
 
     def _believe(self, scope: Scope) -> None:

@@ -23,6 +23,7 @@ from ..errors import (
     AccessDenied,
     GatewayError,
     KafkaError,
+    NotGranted,
     RequestError,
     TokenError,
     UnknownTopic,
@@ -32,15 +33,15 @@ RETRY_AFTER = 5.0
 """Seconds a client is asked to wait when Kafka is away and the error knows no better."""
 
 
-def problem(exc: Exception, instance: str) -> Response:
 answered: Counter[int] = Counter()
 """Problems that requests were answered with, by status."""
 
 
+def problem(exc: Exception, instance: str) -> Response:
     """The response for an error. instance: the path that was asked for, percent-decoded."""
     status, title, detail = _told(exc)
-    body: dict[str, Any] = {"title": title, "status": status, "detail": detail}
     answered[status] += 1
+    body: dict[str, Any] = {"title": title, "status": status, "detail": detail}
     body |= {name: told for name, told in members(exc).items() if name != "message"}
     body["instance"] = quote(instance, safe="/:@!$&'()*+,;=", errors="replace")
     return Response(
@@ -76,7 +77,11 @@ def members(exc: Exception) -> dict[str, Any]:
     """What else a message about the error says."""
     told: dict[str, Any] = {"message": _told(exc)[2]}
     topic = getattr(exc, "topic", None) if isinstance(exc, GatewayError) else None
-    return told if topic is None else {**told, "topic": topic}
+    if topic is not None:
+        told["topic"] = topic
+    if isinstance(exc, NotGranted) and exc.roles:
+        told["roles"] = list(exc.roles)
+    return told
 
 
 def _told(exc: Exception) -> tuple[int, str, str]:
@@ -110,6 +115,8 @@ def _headers(exc: Exception, status: int) -> Mapping[str, str]:
     wait: float | None = getattr(exc, "retry_after", None)
     if wait is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
         wait = RETRY_AFTER
+    if isinstance(exc, NotGranted) and exc.challenge is not None:
+        return {"WWW-Authenticate": exc.challenge}
     return {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
 
 

@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import socket
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import cast
 
 import uvicorn
 
-from ..config import Logs, Settings
+from ..config import ListenTls, Logs, Settings
 from ..hub.hub import Hub
 from ..telemetry import logs
 from .app import Application, Startup, create_app
@@ -96,6 +97,8 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
         timeout_graceful_shutdown=cast("int", listen.drain_timeout),  # for asyncio.wait_for
         ssl_certfile=listen.tls.certificate if listen.tls else None,
         ssl_keyfile=listen.tls.key if listen.tls else None,
+        ssl_ca_certs=listen.tls.trust if listen.tls else None,
+        ssl_cert_reqs=_asked(listen.tls),
     )
     GatewayProtocol.prepare(listening)
     server = Server(config)
@@ -104,6 +107,13 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
     _calm_the_collector()
     with runner, contextlib.suppress(KeyboardInterrupt):
         runner.run(server.serve([listening]))
+
+
+def _asked(tls: ListenTls | None) -> int:
+    """Whether clients are asked for a certificate."""
+    if tls is None or tls.trust is None:
+        return ssl.CERT_NONE
+    return ssl.CERT_REQUIRED if tls.mutual == "required" else ssl.CERT_OPTIONAL
 
 
 def _calm_the_collector() -> None:

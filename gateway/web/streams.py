@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import GatewayError
+from ..errors import GatewayError, GuardUnavailable
 from . import ndjson, query, sse, websocket
 from .direct import Answer
 from .limits import Busy
@@ -62,14 +62,18 @@ class Streams:
             return problem(exc, request.url.path)
 
     async def _respond(self, request: Request, match: Match) -> Answer:
-        match = await self._routes.admit(match, request)
         try:
+            match = await self._routes.admit(match, request)
             if ndjson.is_asked(request):
                 return await ndjson.respond(self._routes, match, request)
             return await sse.respond(self._routes, match, request)
         except Busy:
             if query.is_event_source(request):
                 return sse.unavailable("busy")
+            raise
+        except GuardUnavailable:
+            if query.is_event_source(request):
+                return sse.unavailable("guard-unavailable")
             raise
 
 

@@ -37,7 +37,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from uvicorn.protocols.utils import is_ssl
 
 from ..errors import RequestError
-from . import head
+from . import head, tls
 from .outlet import TAKEOVER, HttpOutlet, Offer, Taker
 from .upgraded import WebSocketProtocol
 
@@ -105,6 +105,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.server = (own, None) if isinstance(own, str) else _address(own)
         self.client = _address(peer)
         self.scheme = "https" if is_ssl(transport) else "http"
+        self._tls = tls.extension(transport) if self.scheme == "https" else None
 
     @classmethod
     def prepare(cls, listening: socket.socket) -> None:
@@ -265,6 +266,8 @@ class GatewayProtocol(HttpToolsProtocol):
         self._withdraw()
         self._offer = Offer(self)
         self.scope["extensions"] = {TAKEOVER: self._offer}  # type: ignore[dict-item]
+        if self._tls is not None:
+            self.scope["extensions"][tls.TLS] = self._tls  # type: ignore[assignment]
         if not self.parser.should_upgrade():
             self.headers = []  # for the trailers, which are none of the application's headers
 

@@ -32,6 +32,7 @@ from websockets.http11 import Response
 
 from ..wire import websocket
 from ..wire.reader import Reader
+from . import tls
 from .handshake import HANDSHAKES, Asked
 from .outlet import TAKEOVER
 from .peer import Peer
@@ -117,8 +118,13 @@ class WebSocketProtocol(asyncio.Protocol):
                 each.strip() for value in offered for each in value.decode("latin-1").split(",")
             ],
             "state": asked["state"],
-            "extensions": {"websocket.http.response": {}, TAKEOVER: self._take},
+            "extensions": self._extensions(),
         }
+
+    def _extensions(self) -> dict[str, Any]:
+        offered: dict[str, Any] = {"websocket.http.response": {}, TAKEOVER: self._take}
+        shown = tls.extension(self.transport)
+        return offered if shown is None else {**offered, tls.TLS: shown}
 
     async def _run(self, scope: Any) -> None:
         try:

@@ -1,8 +1,8 @@
 """A WebSocket from its handshake to its session: one stream on a route's own path, or any number
 of them on `/ws`.
 
-Who may not have one is told so before it opens, as HTTP; who comes while the gateway is busy,
-behind it.
+Who may not have one is told so before it opens, as HTTP; who comes while the gateway is busy, or
+cannot know who may, behind it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import GatewayError, RequestError
+from ..errors import GatewayError, GuardUnavailable, RequestError
 from ..hub.messages import WebSocket
 from ..wire.websocket import messages as texts
 from . import problems
@@ -45,6 +45,9 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
         else:
             match = routes.match(path)
             match = await routes.admit(match, connection)
+    except GuardUnavailable as exc:
+        await _turn_away(exc, scope, receive, send)
+        return
     except (GatewayError, HTTPException) as exc:
         await _refuse(problems.problem(exc, connection.url.path), scope, receive, send)
         return
@@ -79,14 +82,14 @@ async def _accept(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "websocket.accept", "subprotocol": taken, "headers": []})
 
 
-async def _turn_away(exc: Busy, scope: Scope, receive: Receive, send: Send) -> None:
+async def _turn_away(exc: RequestError, scope: Scope, receive: Receive, send: Send) -> None:
     """Accepted, told and closed: of a handshake that is refused, whatever the status, a browser
     says no more than of a server that is not there (WHATWG WebSockets 4)."""
     await _accept(scope, receive, send)
     told = {"code": problems.code(exc), **problems.members(exc)}
     for text in texts(WebSocket(None).message("error", told)):
         await send({"type": "websocket.send", "text": text})
-    busy = "the gateway is busy; come back"
+    busy = f"{exc.title.lower()}; come back"
     await send({"type": "websocket.close", "code": TRY_AGAIN, "reason": busy})
 
 

@@ -1,0 +1,87 @@
+"""What is asked of other servers: an issuer's keys, an application's word.
+
+Bounded in time and size. Redirects are not followed, cookies are not kept, and nothing of what
+is sent is logged: httpx's client would log URLs, and hand one client's cookies to the next; its
+transport does neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import httpx
+
+Headers = Sequence[tuple[bytes, bytes]]
+CONNECTIONS = 100  # at once, to all of them
+
+
+class Reply(NamedTuple):
+    status: int
+    body: bytes
+
+
+class Away(Exception):
+    """There is no answer that can be used. The message says why, and holds nothing secret."""
+
+
+class Elsewhere:
+    """See the module. Connects when it is first asked; may be used again once it is closed."""
+
+    def __init__(self) -> None:
+        self._transport: httpx.AsyncHTTPTransport | None = None
+        self._asking: set[asyncio.Task[Any] | None] = set()
+
+    async def get(
+        self, url: str, headers: Headers = (), *, within: float, most: int = 64 * 1024
+    ) -> Reply:
+        """The answer to a GET. within: seconds, for all of it. most: bytes of its body.
+
+        Raises Away.
+        """
+        import httpx
+
+        task = asyncio.current_task()
+        self._asking.add(task)
+        try:
+            async with asyncio.timeout(within):
+                try:
+                    return await self._get(url, headers, most)
+                except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                    # the other side closes a connection that was kept while it is used
+                    return await self._get(url, headers, most)
+        except TimeoutError:
+            raise Away(f"there is no answer within {within:g} s") from None
+        except (httpx.TransportError, httpx.InvalidURL, OSError, ValueError) as exc:
+            raise Away(f"it cannot be reached ({type(exc).__name__})") from None
+        finally:
+            self._asking.discard(task)
+
+    async def _get(self, url: str, headers: Headers, most: int) -> Reply:
+        import httpx
+
+        if self._transport is None:
+            limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=20)
+            self._transport = httpx.AsyncHTTPTransport(limits=limits)
+        plain = (b"accept", b"application/json"), (b"accept-encoding", b"identity")
+        request = httpx.Request("GET", url, headers=[*plain, *headers])
+        response = await self._transport.handle_async_request(request)
+        try:
+            body = bytearray()
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > most:
+                    raise Away(f"its answer is longer than {most} bytes")
+        finally:
+            await response.aclose()
+        return Reply(response.status_code, bytes(body))
+
+    async def close(self) -> None:
+        """The tasks that ask are cancelled."""
+        for task in [each for each in self._asking if each is not None]:
+            task.cancel()
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            await transport.aclose()

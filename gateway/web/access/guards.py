@@ -1,0 +1,122 @@
+"""The configured guards, and who an application that mounts the gateway says may come in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from starlette.requests import HTTPConnection
+
+from ...config import Http, Inline, Jwt, Route, Settings
+from ...errors import NotGranted
+from .credentials import bearer
+from .elsewhere import Elsewhere
+from .grant import NOBODY, Grant, Granted
+from .guard import Asked, Guard
+from .inline import InlineGuard
+from .jwks import Fetched, Keys, Listed
+
+if TYPE_CHECKING:
+    from . import Access
+
+
+class Guards:
+    """An `Access`: all guards that a route names must know the client, and grant it the roles
+    that the route names; then the application's own is asked, too.
+
+    own: the application's own.
+    """
+
+    def __init__(self, settings: Settings, own: Access) -> None:
+        self._own = own
+        self._elsewhere = Elsewhere()
+        self._fetched: list[Fetched] = []
+        named = {name for route in settings.routes for name in route.guarded}
+        self._guards = {name: self._made(name, settings) for name in sorted(named)}
+
+    async def __call__(
+        self,
+        route: Route,
+        params: Mapping[str, str],
+        connection: HTTPConnection,
+        token: str | None,
+    ) -> Granted:
+        granted = NOBODY
+        if route.guarded:
+            told = None if token == bearer(connection) else token
+            granted = await self._granted(Asked(route, params, connection, told))
+        own = await self._own(route, params, connection, token)
+        return granted | own if own else granted
+
+    async def run(self) -> None:
+        """Fetch keys before anybody needs them; close what was opened when it is cancelled."""
+        try:
+            first = [fetched.current() for fetched in self._fetched]
+            await asyncio.gather(*first, return_exceptions=True)
+            await asyncio.Event().wait()
+        finally:
+            await self._elsewhere.close()
+
+    async def _granted(self, asked: Asked) -> Granted:
+        """A token that was told (`token`) is for the guards that take it, and the others have
+        what the connection came with; but one of them has to take it."""
+        guards = [self._guards[name] for name in asked.route.guarded]
+        several = sum([guard.renewable for guard in guards]) > 1
+        refused: NotGranted | None = None
+        taken = asked.token is None or not any([guard.renewable for guard in guards])
+        grants = []
+        for guard, roles in zip(guards, asked.route.guarded.values(), strict=True):
+            try:
+                grants.append(await _grant(guard, roles, asked))
+                taken = taken or guard.renewable
+            except NotGranted as exc:
+                if asked.token is None or not (several and guard.renewable):
+                    raise
+                refused = refused or exc
+                grants.append(await self._without(guard, roles, asked, refused))
+        if not taken and refused is not None:
+            raise refused
+        return Granted(grants)
+
+    async def _without(
+        self, guard: Guard, roles: Sequence[str], asked: Asked, refused: NotGranted
+    ) -> Grant:
+        """What a guard says that does not take the token that was told."""
+        try:
+            return await _grant(guard, roles, replace(asked, token=None))
+        except NotGranted:
+            raise refused from None
+
+    def _made(self, name: str, settings: Settings) -> Guard:
+        """Imported when they are needed: cryptography takes a tenth of a second."""
+        made, realm = settings.guards[name], settings.name
+        if isinstance(made, Jwt):
+            from .jwt import JwtGuard
+
+            return JwtGuard(name, made, realm, self._keys(name, made))
+        if isinstance(made, Http):
+            from .http import HttpGuard
+
+            return HttpGuard(name, made, realm, self._elsewhere)
+        if isinstance(made, Inline):
+            return InlineGuard(name, made, realm)
+        from .x509 import X509Guard
+
+        return X509Guard(name, made, realm)
+
+    def _keys(self, name: str, guard: Jwt) -> Keys:
+        if not isinstance(guard.keys, str):
+            return Listed(guard.keys)
+        fetched = Fetched(name, guard.keys, guard.jwks, self._elsewhere)
+        self._fetched.append(fetched)
+        return fetched
+
+
+async def _grant(guard: Guard, roles: Sequence[str], asked: Asked) -> Grant:
+    grant = await guard.grant(asked)
+    lacking = [role for role in roles if role not in grant.roles]
+    if lacking:
+        raise guard.refusals.lacking(lacking)
+    return grant
