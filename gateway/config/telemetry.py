@@ -45,7 +45,9 @@ Share: TypeAlias = Annotated[
     WithJsonSchema({"type": "string", "pattern": SHARE}),
 ]
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
-Room: TypeAlias = Literal["kafka", "hub", "web", "api", "telemetry", "aiokafka", "uvicorn"]
+Room: TypeAlias = Literal[
+    "kafka", "hub", "web", "api", "telemetry", "aiokafka", "uvicorn", "opentelemetry"
+]  # fmt: skip
 
 
 class Metrics(Section):
