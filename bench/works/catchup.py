@@ -126,8 +126,9 @@ async def _come_back(
     tasks = [watching, asyncio.create_task(_flow(served, rate))]
     try:
         with cost(served.pid) as spent:
-            tasks.append(asyncio.create_task(_connect(clients, served)))
-            in_time = await _done(clients)
+            connecting = asyncio.create_task(_connect(clients, served))
+            tasks.append(connecting)
+            in_time = await _done(clients, connecting)
         read = _read(proxy) - read
         fetches = proxy.count(Api.FETCH, since=since) if proxy else 0
     finally:
@@ -188,16 +189,17 @@ def _read(proxy: KafkaProxy | None) -> int:
     return sum(broker.to_client for broker in proxy.brokers) if proxy else 0
 
 
-async def _done(clients: list[Exact]) -> bool:
-    """Until all are, or nothing that was missed has come for a while: who has no stream yet is
-    as late as who has one. False if some were still getting theirs after `WITHIN`."""
+async def _done(clients: list[Exact], connecting: asyncio.Task[float]) -> bool:
+    """Until all are, or everybody has a stream and nothing that was missed has come for a while.
+    False if some were still getting theirs after `WITHIN`. Raises OSError if one got no stream."""
     left, began = -1, time.monotonic()
     moved = began
     while not all(client.done_at for client in clients):
         now = sum(client.left for client in clients)
         if now != left:
             left, moved = now, time.monotonic()
-        elif time.monotonic() - moved > STALLED:
+        elif connecting.done() and time.monotonic() - moved > STALLED:
+            connecting.result()
             return True
         if time.monotonic() - began > WITHIN:
             return False

@@ -1,7 +1,8 @@
 """The same records over more partitions: ids grow with them, until not every event has one.
 
-As fast as it goes, 500 clients, one of which reads every byte. Record bytes are those of values,
-without what is around them.
+A thousand at once, and the next when the last client has them: more would be about clients that
+fall behind. 500 clients, one of which reads every byte. Record bytes are those of values, without
+what is around them.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from functools import partial
 
 from support.until import until
 
+from ..crowd import PATIENCE, Crowd
+from ..exact import Exact
 from ..figure import median
 from ..kafka import Kafka
 from ..machine import Cost, cost
-from ..peers.peer import Peer, Shape
+from ..peers.peer import Peer, Served, Shape
 from ..records import SIZE
 from .work import Cell, alone, crowd_of, quiet, reader_of
 
@@ -27,7 +30,8 @@ USUAL = 12  # what more partitions are compared with
 class Size:
     partitions: Sequence[int] = (1, 12, 100, 1000)
     clients: int = 500
-    records: int = 4000
+    at_once: int = 1000
+    rounds: int = 4
     repeats: int = 5
 
 
@@ -55,16 +59,13 @@ async def _case(
     ):
         await quiet(crowd.count)
         costs, had, ids, before = list[Cost](), reader.got, reader.ids, reader.bytes
-        for n in range(size.repeats):
-            due = crowd.got + size.records * len(crowd)
+        for _ in range(size.repeats):
             with cost(served.pid) as spent:
-                for _ in range(size.records):
-                    served.feed.send()
-                if not await crowd.until(due):
-                    raise TimeoutError(f"{due - crowd.got} deliveries never came")
-                await until(partial(reader.has, had + (n + 1) * size.records))
+                for _ in range(size.rounds):
+                    await _round(served, crowd, reader, size.at_once)
             costs.append(spent)
-    bulk, records = SIZE * size.records * size.clients / MB, size.records * size.repeats
+        records = reader.got - had
+    bulk = SIZE * size.at_once * size.rounds * size.clients / MB
     rates = [bulk / c.cpu for c in costs]
     cell.add(case, "record bytes of a CPU second", "MB/s", *rates)
     cell.add(case, "record bytes of a second", "MB/s", *(bulk / c.wall for c in costs))
@@ -72,3 +73,12 @@ async def _case(
     cell.add(case, "ids of 100 records", "", 100 * (reader.ids - ids) / records)
     cell.watch(case, costs)
     return median(rates)
+
+
+async def _round(served: Served, crowd: Crowd, reader: Exact, count: int) -> None:
+    due, own = crowd.got + count * len(crowd), reader.got + count
+    for _ in range(count):
+        served.feed.send()
+    if not await crowd.until(due):
+        raise TimeoutError(f"{due - crowd.got} deliveries did not come in {PATIENCE:g} s")
+    await until(partial(reader.has, own))

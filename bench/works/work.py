@@ -21,6 +21,7 @@ from ..peers.peer import Peer, Served
 PER_CPU = "deliveries of a CPU second"
 PER_SECOND = "deliveries of a second"
 ROUNDS = "rounds of a second"
+STILL, SLOW = 0.1, 1.0  # s without a record; of who is quick, and of who is not
 RATED = (PER_CPU, PER_SECOND)
 PACED = ", paced"  # ends the case of a bare loop that does not go back to back
 
@@ -142,11 +143,12 @@ async def _round(
         feed.send(key=n if keys else None)
     with suppress(TimeoutError):
         await until(lambda: got() >= due, within=1.0)
-    await quiet(got)
+    # The rest of a round that is under way must not become part of the next.
+    await quiet(got, STILL if got() >= due else SLOW)
     return got() == due
 
 
-async def quiet(got: Callable[[], int], still: float = 0.1) -> None:
+async def quiet(got: Callable[[], int], still: float = STILL) -> None:
     """Until nothing has come for a moment."""
     before = -1
     while got() != before:

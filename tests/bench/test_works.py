@@ -186,7 +186,7 @@ async def test_whoever_joins_a_stream_gets_a_first_record(mock):
 
 
 async def test_over_many_partitions_not_every_record_has_an_id(mock):
-    size = partitions.Size(partitions=(12, 600), clients=2, records=600, repeats=1)
+    size = partitions.Size(partitions=(12, 600), clients=2, at_once=300, rounds=2, repeats=1)
     cell = await partitions.run(mock, Ours(SSE), size)
     for case in ("12 partitions", "600 partitions"):
         assert value(cell, "record bytes of a CPU second", case) > 0
