@@ -161,6 +161,11 @@ class World:
         for channel in self.replica(a).channels:
             channel.announce()
 
+    def let_go(self, a: int) -> None:
+        """A round is over: what everybody has is held no longer."""
+        for channel in self.replica(a).channels:
+            channel.let_go()
+
     def abandon(self, a: int, b: int) -> None:
         replica = self.replica(a)
         if replica.asks:
@@ -297,7 +302,7 @@ KAFKA = {
 }  # fmt: skip
 GATEWAYS = {
     "refresh": 3, "pump": 10, "pump_more": 4, "send": 3, "serve": 4, "deliver": 5, "turn": 3,
-    "announce": 2, "abandon": 1, "restart": 1,
+    "announce": 2, "let_go": 2, "abandon": 1, "restart": 1,
 }  # fmt: skip
 CLIENTS_DO = {"connect": 6, "take": 4, "grant": 2, "read": 4, "flow": 6, "cut": 6, "step_aside": 2}
 NASTY = (

@@ -96,6 +96,7 @@ class Replica:
         self.private: dict[tuple[Subscription, TopicPartition], Job] = {}
         self.verifying: dict[tuple[Subscription, TopicPartition], Ask] = {}
         self.entries: list[Entry] = []
+        self.judged: dict[TopicPartition, Ready] = {}  # live starts, as of when they were found
         self.born = world.now
         logs = [self._open(TopicPartition(TOPIC, p)) for p in range(self._count())]
         self.tail = Tail("cluster", logs, {TOPIC: self.metadata.topic_id})
@@ -116,7 +117,7 @@ class Replica:
         known = self.metadata.partitions[tp.partition]
         if start is None:
             start = self._live(self.world.now, known.epoch, not known.leader)
-        job = Job(self._reading(tp, start), self.entries.extend)
+        job = Job(self._reading(tp, start), self._hand_in)
         self.jobs[tp] = job
         self._sync(job)
         return Log(tp, self.world.cache, 1e9)
@@ -262,11 +263,18 @@ class Replica:
             turn = self.tail.turn(entries, int(WALL + now))
             self.spread.publish(turn)
 
+    def _hand_in(self, entries: Sequence[Entry]) -> None:
+        """Until the turn ends; time may pass by then."""
+        for entry in entries:
+            start = self.jobs[entry.tp].reading.start
+            if type(entry) is Ready and isinstance(start, Live):
+                self.judged.setdefault(entry.tp, self._judged(entry, start))
+        self.entries += entries
+
     def _resolved(self, ready: Ready) -> None:
         """The oracle is to know where a live start was found right after the connect."""
-        start = self.jobs[ready.tp].reading.start
-        if isinstance(start, Live):
-            self.world.resolved(self, None, self._judged(ready, start))
+        if ready.tp in self.judged:
+            self.world.resolved(self, None, self.judged[ready.tp])
 
     def _judged(self, ready: Ready, start: Live) -> Ready:
         """Only an end that was asked for within a second of the connect is that of then."""
@@ -356,7 +364,8 @@ class Replica:
                     sub.verified(tp, Place(e.next, e.epoch, lineage))
 
         assert sub.since is not None
-        start = self._live(sub.since - WALL, place.epoch, place.epoch != NO_EPOCH)
+        # born long ago: an end that is asked for now is not that of then (as in hub's `Lacks`)
+        start = Live(sub.since * 1000, 0.0, place.epoch, place.epoch != NO_EPOCH, SKEW)
         self._add_private(sub, tp, start, sink)
 
     def _add_private(self, sub: Subscription, tp: TopicPartition, start: Any, sink: Any) -> None:
