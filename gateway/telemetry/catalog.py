@@ -124,8 +124,9 @@ REFUSED_CONNECTIONS = _counter(
     "gateway_refused_connections", "Connections that were one too many, by the limit.", "limit"
 )
 REFUSED_REQUESTS = _counter(
-    "gateway_refused_requests", "Requests for streams that were refused, by HTTP status.", "status"
-)
+    "gateway_refused_requests", "Requests that were answered with an error, by HTTP status.",
+    "status",
+)  # fmt: skip
 
 # partitions
 

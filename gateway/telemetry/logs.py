@@ -131,7 +131,7 @@ class _Json(logging.Formatter):
 
 def _extra(record: logging.LogRecord, name: str) -> Any:
     value = getattr(record, name)
-    return value if isinstance(value, (int, float)) else str(value)
+    return value if isinstance(value, (int, float)) else cleaned(str(value))
 
 
 def _ids(record: logging.LogRecord) -> dict[str, Any]:

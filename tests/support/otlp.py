@@ -1,0 +1,140 @@
+"""A back end for spans and metrics: OTLP over HTTP, protobuf, in the test's own process."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+
+@dataclass(frozen=True)
+class Span:
+    """ids in hex; parent is empty for a root; links: their span ids. Times in ns."""
+
+    name: str
+    kind: int
+    trace: str
+    id: str
+    parent: str
+    links: tuple[tuple[str, str], ...]
+    attributes: Mapping[str, Any]
+    began: int
+    ended: int
+    failed: bool
+
+
+@dataclass
+class Collector:
+    """What came. status: what it answers with."""
+
+    url: str
+    status: int = 200
+    requests: list[tuple[str, Mapping[str, str], bytes]] = field(default_factory=list)
+
+    @property
+    def spans(self) -> list[Span]:
+        """All that came so far."""
+        found: list[Span] = []
+        for path, _, body in list(self.requests):
+            if path.endswith("/v1/traces"):
+                told = ExportTraceServiceRequest.FromString(body)
+                for resource in told.resource_spans:
+                    for scope in resource.scope_spans:
+                        found += map(_span, scope.spans)
+        return found
+
+    def named(self, start: str) -> list[Span]:
+        return [span for span in self.spans if span.name.startswith(start)]
+
+    @property
+    def resource(self) -> Mapping[str, Any]:
+        """Who sent the last spans or metrics."""
+        path, _, body = self.requests[-1]
+        if path.endswith("/v1/traces"):
+            told: Any = ExportTraceServiceRequest.FromString(body).resource_spans
+        else:
+            told = ExportMetricsServiceRequest.FromString(body).resource_metrics
+        return _attributes(told[0].resource.attributes)
+
+    @property
+    def metrics(self) -> Mapping[str, Any]:
+        """The last that came, as protobuf, by name."""
+        for path, _, body in reversed(self.requests):
+            if path.endswith("/v1/metrics"):
+                told = ExportMetricsServiceRequest.FromString(body)
+                return {
+                    metric.name: metric
+                    for resource in told.resource_metrics
+                    for scope in resource.scope_metrics
+                    for metric in scope.metrics
+                }
+        return {}
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """Of one series of a sum or gauge; None before it came."""
+        metric = self.metrics.get(name)
+        if metric is None:
+            return None
+        for point in getattr(metric, metric.WhichOneof("data")).data_points:
+            if _attributes(point.attributes) == labels:
+                return float(point.as_double or point.as_int)
+        return None
+
+
+@contextmanager
+def collector() -> Iterator[Collector]:
+    """It listens until the block ends."""
+    made = Collector("")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.headers.get("Content-Encoding") == "gzip":
+                body = gzip.decompress(body)
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            made.requests.append((self.path, headers, body))
+            self.send_response(made.status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    made.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _span(span: Any) -> Span:
+    return Span(
+        span.name,
+        span.kind,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
+        _attributes(span.attributes),
+        span.start_time_unix_nano,
+        span.end_time_unix_nano,
+        span.status.code == 2,
+    )
+
+
+def _attributes(told: Any) -> dict[str, Any]:
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in told}

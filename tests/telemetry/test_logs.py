@@ -1,0 +1,113 @@
+"""Lines as they are written, and which are."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from gateway.telemetry import logs
+from gateway.telemetry.about import about
+
+log = logging.getLogger("gateway.kafka.lane")
+JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
+
+
+@pytest.fixture
+def out() -> Iterator[StringIO]:
+    """What is logged; all is as it was after the test."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield StringIO()
+    logs.set_levels("info", {})
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def objects(out: StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.getvalue().splitlines()]
+
+
+def test_json_is_an_object_a_line_with_what_it_is_about_as_members(out: StringIO):
+    logs.configure("json", stream=out, worker=2)
+    with about(route="/events/{c}", stream=7, trace=None):
+        log.info("FETCH resumed %s", "it", extra={"topic": "orders", "partition": 3})
+    (line,) = objects(out)
+    assert line.pop("time").endswith("Z")
+    assert line == {
+        "level": "info", "logger": "gateway.kafka.lane", "message": "FETCH resumed it",
+        "worker": 2, "route": "/events/{c}", "stream": 7, "topic": "orders", "partition": 3,
+    }  # fmt: skip
+
+
+def test_a_traceback_and_a_line_break_stay_within_their_object(out: StringIO):
+    logs.configure("json", stream=out)
+    try:
+        raise ValueError("a\nb")
+    except ValueError:
+        log.exception("it\nfailed")
+    (line,) = objects(out)
+    assert line["message"] == "it\nfailed"
+    assert line["error"].startswith("Traceback") and line["error"].endswith("ValueError: a\nb")
+
+
+def test_the_console_keeps_the_phrases_and_says_what_they_are_about_behind_them(out: StringIO):
+    logs.configure("console", "info", {"kafka": "debug"}, stream=out, worker=3)
+    phrase = "FETCH reconnect in %.3fs topic=%s partition=%s cause=%s"
+    with about(stream=7):
+        log.debug(phrase, 0.4, "orders", 3, "timeout")
+    log.debug("partition ready after %.3fs", 0.2)
+    first, second = out.getvalue().splitlines()
+    text = "FETCH reconnect in 0.400s topic=orders partition=3 cause=timeout [stream=7]"
+    assert first.endswith(f"DEBUG worker 3 gateway.kafka.lane: {text}")
+    assert second.endswith("gateway.kafka.lane: partition ready after 0.200s")
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_no_secret_is_in_any_part_of_a_line(out: StringIO, format: Any):
+    logs.configure(format, stream=out)
+    with about(route=f"/a?token={JWT}"):
+        try:
+            raise ValueError(f"Bearer {JWT}")
+        except ValueError:
+            log.exception("GET /events?token=s3cret&x=%s", JWT, extra={"topic": JWT})
+    assert "eyJ" not in out.getvalue() and "s3cret" not in out.getvalue()
+    assert "GET /events?token=***" in out.getvalue()
+
+
+def levels(name: str) -> str:
+    return logging.getLevelName(logging.getLogger(name).getEffectiveLevel()).lower()
+
+
+def test_levels_of_rooms_and_libraries_can_be_changed_at_any_time(out: StringIO):
+    logs.configure(level="warning", levels={"kafka": "debug", "uvicorn": "error"}, stream=out)
+    assert levels("gateway.kafka.lane") == "debug"
+    assert levels("gateway.web.app") == "warning"
+    assert levels("uvicorn.error") == "error"
+    assert logs.current_levels() == {
+        "": "warning", "aiokafka": "warning", "kafka": "debug", "uvicorn": "error",
+    }  # fmt: skip
+    logs.set_levels("info", {"hub": "debug"})
+    assert (levels("gateway.kafka.lane"), levels("gateway.hub.hub")) == ("info", "debug")
+    assert levels("uvicorn.error") == "info"
+
+
+def test_a_level_that_is_none_changes_nothing(out: StringIO):
+    logs.configure(levels={"kafka": "debug"}, stream=out)
+    before = logs.current_levels()
+    with pytest.raises(ValueError, match="'loud' is no level; use one of debug, info"):
+        logs.set_levels("info", {"kafka": "loud"})
+    assert logs.current_levels() == before
+
+
+def test_lines_are_counted_by_level_and_written_once_however_often_it_is_configured(out: StringIO):
+    logs.configure(stream=out)
+    logs.configure(stream=out)
+    before = logs.lines["warning"]
+    log.warning("once")
+    assert out.getvalue().count("once") == 1
+    assert logs.lines["warning"] == before + 1

@@ -1,0 +1,152 @@
+"""What is recorded, and how spans hang together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+from support.otlp import Collector, Span, collector
+from support.until import until
+
+from gateway.telemetry.about import noted
+from gateway.telemetry.otlp import resource
+from gateway.telemetry.traceparent import Traceparent, of_headers
+from gateway.telemetry.traces import Tracing
+
+TRACE, SPAN = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
+SERVER, CLIENT, PRODUCER, CONSUMER = 2, 3, 4, 5
+
+
+@asynccontextmanager
+async def tracing(share: float = 1.0) -> AsyncIterator[tuple[Tracing, Callable[[], list[Span]]]]:
+    """One, and what ends it and gives its spans."""
+    with collector() as back:
+        made = Tracing(back.url, share=share, headers={}, resource=resource("orders", "1"))
+        try:
+            yield made, lambda: back.spans
+        finally:
+            await made.close()
+
+
+def parent(trace: int = TRACE, *, sampled: bool = True) -> bytes:
+    return str(Traceparent(trace, SPAN, sampled)).encode()
+
+
+def hexed(trace: int = TRACE) -> tuple[str, str]:
+    return f"{trace:032x}", f"{SPAN:016x}"
+
+
+async def test_a_delivery_is_a_child_of_its_records_span_and_linked_to_it():
+    async with tracing() as (made, spans):
+        before = time.time_ns()
+        followed = made.follow("orders", 3, 42, [("traceparent", parent())])
+        assert followed is not None
+        made.delivered([followed], 1000, "/events", "sse")
+        await made.close()
+        (span,) = spans()
+    assert (span.name, span.kind) == ("deliver orders", CONSUMER)
+    assert (span.trace, span.parent) == hexed() and span.links == (hexed(),)
+    assert before <= span.began <= span.ended
+    assert span.attributes == {
+        "messaging.system": "kafka",
+        "messaging.destination.name": "orders",
+        "messaging.destination.partition.id": "3",
+        "messaging.kafka.offset": 42,
+        "http.route": "/events",
+        "gateway.wire": "sse",
+        "gateway.clients": 1000,
+    }
+
+
+async def test_of_traces_from_elsewhere_those_recorded_there_and_the_same_share_everywhere():
+    async with tracing(0.25) as (one, _), tracing(0.25) as (other, _):
+        low, high = 1 << 100 | 5, 1 << 100 | (1 << 64) - 5
+
+        def follows(made: Tracing, header: bytes) -> bool:
+            return made.follow("orders", 0, 0, [("traceparent", header)]) is not None
+
+        for made in (one, other):
+            assert follows(made, parent(low)) and not follows(made, parent(high))
+            assert not follows(made, parent(low, sampled=False))
+            assert not follows(made, b"junk")
+        assert one.follow("orders", 0, 0, []) is None
+
+
+async def test_a_request_is_a_child_of_its_header_and_its_lines_name_the_trace():
+    async with tracing() as (made, spans):
+        with made.request("GET", parent(), **{"url.path": "/events"}) as span:
+            assert span is not None
+            assert noted() == {"trace": hexed()[0]}
+            span.update_name("GET /events")
+        assert noted() == {}
+        with made.request("GET", None) as span:
+            assert span is not None
+        await made.close()
+        first, second = spans()
+    assert (first.name, first.kind) == ("GET /events", SERVER)
+    assert (first.trace, first.parent) == hexed()
+    assert second.parent == "" and second.trace != first.trace
+
+
+async def test_a_record_that_is_written_names_the_span_of_its_writing():
+    async with tracing() as (made, spans):
+        with (
+            made.request("POST", None),
+            made.sending("orders", [("a", b"1"), ("traceparent", parent())]) as headers,
+        ):
+            told = of_headers(headers)
+        with pytest.raises(RuntimeError), made.sending("orders", []):
+            raise RuntimeError("no leader")
+        await made.close()
+        sent, request, failed = spans()
+    assert told is not None and [name for name, _ in headers] == ["a", "traceparent"]
+    assert (f"{told.trace:032x}", f"{told.span:016x}", told.sampled) == (sent.trace, sent.id, True)
+    assert (sent.name, sent.kind, sent.parent) == ("send orders", PRODUCER, request.id)
+    assert sent.links == (hexed(),)
+    assert failed.failed and failed.parent == "" and not sent.failed
+
+
+async def test_what_a_broker_was_asked_took_as_long_as_it_took():
+    async with tracing() as (made, spans):
+        made.asked("Fetch", 1, "tail", 0.5, None)
+        made.asked("Fetch", 1, "tail", 0.1, OSError("gone"))
+        await made.close()
+        good, bad = spans()
+    assert (good.name, good.kind, good.parent) == ("kafka Fetch", CLIENT, "")
+    assert good.ended - good.began >= 0.5e9
+    assert (good.failed, bad.failed) == (False, True)
+
+
+async def test_at_a_share_of_nothing_nothing_is_recorded_and_headers_stay():
+    async with tracing(0.0) as (made, spans):
+        headers = [("traceparent", parent())]
+        with made.request("GET", parent()) as span, made.sending("orders", headers) as sent:
+            assert span is None and sent is headers
+        made.asked("Fetch", 1, "tail", 0.5, None)
+        await made.close()
+        assert spans() == []
+
+
+async def test_a_back_end_that_is_away_holds_up_the_end_for_seconds_only():
+    """asyncio's executor and OpenTelemetry's own end would wait for half a minute."""
+    made = Tracing("http://127.0.0.1:9", share=1.0, headers={}, resource=resource("a", "1"))
+    made.asked("Fetch", 1, "tail", 0.1, None)
+    async with asyncio.timeout(30):
+        await made.close()
+
+
+async def test_spans_arrive_by_themselves_after_a_moment():
+    with collector() as back:
+        made = Tracing(back.url, share=1.0, headers={"x-key": "7"}, resource=resource("a", "1"))
+        made.asked("Fetch", 1, "tail", 0.1, None)
+        await until(lambda: back.spans, "the span")
+        assert _headers(back)["x-key"] == "7"
+        assert back.resource["service.name"] == "a"
+        await made.close()
+
+
+def _headers(back: Collector) -> dict[str, str]:
+    return dict(back.requests[0][1])
