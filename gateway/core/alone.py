@@ -146,7 +146,10 @@ class Alone:
 
     def fall(self, position: Position) -> None:
         """Go on from here, and leave out what the client's policy says."""
-        self._leave_out(self.own.part(position))
+        parted = self.own.part(position)
+        if parted:  # not once more by one that has not come back yet
+            self._ride.traffic.falls[self._ride.slow] += 1
+        self._leave_out(parted)
 
     def _leave_out(self, tps: set[TopicPartition]) -> None:
         if self._ride.slow is SlowClient.SKIP:

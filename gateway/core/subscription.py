@@ -234,7 +234,6 @@ class Subscription(Ride):
 
     def fall(self, position: Position) -> None:
         """Fell out of the ring, where its position was this one."""
-        self.traffic.falls[self.slow] += 1
         if self.slow is SlowClient.DISCONNECT:
             self.ended = "slow"  # its first id may be yet to come: the places are kept
         self.reader().fall(position)
