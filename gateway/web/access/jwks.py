@@ -12,7 +12,8 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -101,12 +102,20 @@ class Listed:
 class Fetched:
     """Keys of a URL; see the module.
 
-    guard: its name, for the log.
+    guard: its name, for the log. clock: in seconds.
     """
 
-    # `_fetched`: when the keys came; `_next`: before it, nobody is asked. Of the loop's clock.
+    # `_fetched`: when the keys came; `_next`: before it, nobody is asked.
 
-    def __init__(self, guard: str, url: str, settings: Jwks, elsewhere: Elsewhere) -> None:
+    def __init__(
+        self,
+        guard: str,
+        url: str,
+        settings: Jwks,
+        elsewhere: Elsewhere,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._guard = guard
         self._url = url
         self._settings = settings
@@ -118,7 +127,7 @@ class Fetched:
         self._fetching: asyncio.Task[None] | None = None
 
     async def current(self) -> KeySet:
-        now = asyncio.get_running_loop().time()
+        now = self._clock()
         age = now - self._fetched
         if self._keys is None or age > self._settings.max_age:
             await self._refresh()
@@ -138,7 +147,7 @@ class Fetched:
     async def _refresh(self) -> None:
         """Fetch them, if it is not too soon for that; once for all who wait."""
         if self._fetching is None:
-            if asyncio.get_running_loop().time() < self._next:
+            if self._clock() < self._next:
                 return
             self._begin()
         assert self._fetching is not None
@@ -155,13 +164,12 @@ class Fetched:
             log.error("guard %s: fetching keys failed", self._guard, exc_info=error)
 
     async def _fetch(self) -> None:
-        clock = asyncio.get_running_loop().time
         try:
             made = await self._ask()
         except (Away, ValueError) as exc:
             self._failures += 1
             longest = min(self._settings.cooldown, FIRST_RETRY * 2 ** min(self._failures, 10))
-            self._next = clock() + random.uniform(longest / 2, longest)
+            self._next = self._clock() + random.uniform(longest / 2, longest)
             if self._failures == 1:
                 log.warning("guard %s: no keys from its issuer: %s", self._guard, exc)
             return
@@ -170,7 +178,7 @@ class Fetched:
         self._failures = 0
         if not made.same(self._keys):  # or what is known of tokens would have to be found out anew
             self._keys = made
-        self._fetched = clock()
+        self._fetched = self._clock()
         self._next = self._fetched + self._settings.cooldown
 
     async def _ask(self) -> KeySet:

@@ -94,17 +94,16 @@ class JwtGuard:
             found = keys.find(kid, algorithm)
         if not found:
             raise self.refusals.invalid("no key of the issuer signs such a token")
-        for key in found[:-1]:
+        refused: Exception = wrong.InvalidSignatureError()
+        for key in found:
             try:
                 return keys, self._decoded(token, key, algorithm)
             except wrong.InvalidSignatureError:
                 continue
             except (wrong.PyJWTError, *_SLIPS) as exc:
-                raise self._invalid(exc) from None
-        try:
-            return keys, self._decoded(token, found[-1], algorithm)
-        except (wrong.PyJWTError, *_SLIPS) as exc:
-            raise self._invalid(exc) from None
+                refused = exc
+                break
+        raise self._invalid(refused) from None
 
     def _header(self, token: str) -> tuple[str | None, str]:
         """Which key is to be tried: its id, if there is one, and the algorithm."""

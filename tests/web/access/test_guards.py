@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.requests import HTTPConnection
+from support.asking import connection, route
+
+from gateway.config import Route, Settings
+from gateway.errors import GuardUnavailable, NotGranted, RequestError
+from gateway.web.access import Grant, Granted, anyone
+from gateway.web.access.guard import Asked
+from gateway.web.access.guards import Guards
+from gateway.web.access.refusal import Refusals
+
+
+class Fake:
+    """A guard that knows some tokens: of the connection, in a header of its own name."""
+
+    def __init__(self, name: str, known: dict[str, Grant], *, renewable: bool = True) -> None:
+        self.renewable = renewable
+        self.refusals = Refusals(name, "orders", "log in")
+        self.asked = 0
+        self._name, self._known = name, known
+
+    async def grant(self, asked: Asked) -> Grant:
+        self.asked += 1
+        token = (asked.token if self.renewable else None) or asked.connection.headers.get(
+            self._name
+        )
+        if token == "away":
+            raise self.refusals.uncertain("away")
+        if token not in self._known:
+            raise self.refusals.invalid(f"{self._name} knows no {token}")
+        return self._known[token]
+
+
+def grant(guard: str, identity: str, *roles: str) -> Grant:
+    return Grant(guard, identity, frozenset(roles))
+
+
+JWT = {"a1": grant("jwt0", "ada", "read"), "a2": grant("jwt0", "ada", "read", "write")}
+SESSION = {"s1": grant("session", "ada@shop", "staff"), "s2": grant("session", "eve@shop")}
+MACHINE = {"m1": grant("machines", "sensor")}
+
+
+def guards(own: Any = anyone) -> Guards:
+    settings = Settings.model_validate({"kafka": {"servers": ["a:1"]}})
+    made = Guards(settings, own)
+    made._guards = {
+        "jwt0": Fake("jwt0", JWT),
+        "session": Fake("session", SESSION),
+        "machines": Fake("machines", MACHINE, renewable=False),
+    }
+    return made
+
+
+async def granted(
+    to: Route, token: str | None = None, own: Any = anyone, **headers: str
+) -> list[str]:
+    """The identities, or what the refusal says."""
+    came = connection(*headers.items())
+    try:
+        found = await guards(own)(to, {"customer": "7"}, came, token)
+    except RequestError as exc:
+        return [str(exc.status), str(exc).partition(";")[0]]
+    return [found[name].identity for name in found]
+
+
+@pytest.mark.parametrize(
+    ("guarded", "headers", "found"),
+    [
+        ({}, {}, []),
+        ({"jwt0": []}, {"jwt0": "a1"}, ["ada"]),
+        ({"jwt0": ["read"]}, {"jwt0": "a1"}, ["ada"]),
+        ({"jwt0": ["read", "write"]}, {"jwt0": "a2"}, ["ada"]),
+        (
+            {"jwt0": ["read", "write", "own"]},
+            {"jwt0": "a1"},
+            ["403", "guard 'jwt0' does not grant the roles write, own"],
+        ),
+        ({"jwt0": ["Read"]}, {"jwt0": "a1"}, ["403", "guard 'jwt0' does not grant the role Read"]),
+        ({"jwt0": []}, {}, ["401", "jwt0 knows no None"]),
+        ({"jwt0": [], "session": []}, {"jwt0": "a1", "session": "s1"}, ["ada", "ada@shop"]),
+        ({"session": [], "jwt0": []}, {"jwt0": "a1", "session": "s1"}, ["ada@shop", "ada"]),
+        ({"jwt0": [], "session": []}, {"jwt0": "a1"}, ["401", "session knows no None"]),
+        ({"jwt0": [], "session": []}, {"session": "s1"}, ["401", "jwt0 knows no None"]),
+        (
+            {"jwt0": [], "session": ["staff"]},
+            {"jwt0": "a1", "session": "s2"},
+            ["403", "guard 'session' does not grant the role staff"],
+        ),
+        ({"jwt0": []}, {"jwt0": "away"}, ["503", "guard 'jwt0': away"]),
+    ],
+)
+async def test_all_guards_of_a_route_grant_all_roles_that_it_names(
+    guarded: Any, headers: dict[str, str], found: list[str]
+):
+    assert await granted(route(**guarded), None, **headers) == found
+
+
+@pytest.mark.parametrize(
+    ("guarded", "told", "headers", "found"),
+    [
+        ({"jwt0": []}, "a2", {"jwt0": "a1"}, ["ada"]),
+        ({"jwt0": []}, "a2", {}, ["ada"]),
+        ({"jwt0": []}, "bad", {"jwt0": "a1"}, ["401", "jwt0 knows no bad"]),
+        ({"jwt0": ["write"]}, "a1", {"jwt0": "a2"},
+         ["403", "guard 'jwt0' does not grant the role write"]),
+        ({"jwt0": [], "session": []}, "a2", {"jwt0": "a1", "session": "s1"}, ["ada", "ada@shop"]),
+        ({"jwt0": [], "session": []}, "s2", {"jwt0": "a1", "session": "s1"}, ["ada", "eve@shop"]),
+        ({"jwt0": [], "session": []}, "a2", {"session": "s1"}, ["ada", "ada@shop"]),
+        ({"jwt0": [], "session": []}, "a2", {"jwt0": "a1"}, ["401", "session knows no a2"]),
+        ({"jwt0": [], "session": []}, "bad", {"jwt0": "a1", "session": "s1"},
+         ["401", "jwt0 knows no bad"]),
+        ({"jwt0": [], "session": []}, "away", {"jwt0": "a1", "session": "s1"},
+         ["503", "guard 'jwt0': away"]),
+        ({"machines": []}, "bad", {"machines": "m1"}, ["sensor"]),
+        ({"machines": []}, "m1", {}, ["401", "machines knows no None"]),
+        ({"machines": [], "jwt0": []}, "a1", {"machines": "m1"}, ["sensor", "ada"]),
+        ({"machines": [], "jwt0": []}, "bad", {"machines": "m1", "jwt0": "a1"},
+         ["401", "jwt0 knows no bad"]),
+    ],
+)  # fmt: skip
+async def test_a_told_token_is_taken_by_one_guard_at_least_and_the_others_have_what_came(
+    guarded: Any, told: str, headers: dict[str, str], found: list[str]
+):
+    assert await granted(route(**guarded), told, **headers) == found
+
+
+async def test_what_the_connection_came_with_is_no_told_token():
+    """The bearer of the connection is handed on by every caller; guards look where they look."""
+    came = connection(("Authorization", "Bearer a1"), ("session", "s1"))
+    found = await guards()(route(session=[]), {"customer": "7"}, came, "a1")
+    assert found.identity == "ada@shop"
+
+
+async def test_an_applications_own_access_is_asked_too():
+    asked: list[Any] = []
+
+    async def own(to: Any, params: Any, came: HTTPConnection, token: str | None) -> Granted | None:
+        asked.append((to, params, came, token))
+        if token == "banned":
+            raise RequestError(403, "Forbidden", "you are banned; ask us")
+        return Granted([grant("app", "Ada of the app"), grant("jwt0", "not asked")])
+
+    assert await granted(route(), None, own) == ["Ada of the app", "not asked"]
+    assert await granted(route(jwt0=[]), None, own, jwt0="a1") == ["ada", "Ada of the app"]
+    assert await granted(route(), "banned", own) == ["403", "you are banned"]
+    before = len(asked)
+    assert (await granted(route(jwt0=[]), None, own, jwt0="bad"))[0] == "401"
+    assert len(asked) == before, "whom a guard keeps out, it is not bothered with"
+
+
+async def test_only_guards_that_a_route_names_are_made():
+    settings = Settings.model_validate(
+        {
+            "kafka": {"servers": ["a:1"], "topics": [{"name": "orders"}]},
+            "guards": {
+                "used": {"type": "http", "url": "http://127.0.0.1:9/"},
+                "unused": {"type": "jwt", "keys": "http://127.0.0.1:9/"},
+            },
+            "routes": [
+                {"when": [{"path": "/a"}], "guarded": {"used": []}, "with": {"topic": "orders"}}
+            ],
+        }
+    )
+    made = Guards(settings, anyone)
+    assert set(made._guards) == {"used"}
+    with pytest.raises(GuardUnavailable):
+        await made(settings.routes[0], {}, connection(("Cookie", "a=b")), None)
+    with pytest.raises(NotGranted):
+        await made(settings.routes[0], {}, connection(), None)

@@ -1,0 +1,344 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from hypothesis import given
+from hypothesis import strategies as st
+from support.asking import asked, bearing, connection
+from support.issuer import AUDIENCE, NAME, SECRET, Issuer, jwk, private_key, rsa_key
+
+from gateway.config import Jwk, Jwt
+from gateway.errors import NotGranted
+from gateway.web.access.grant import Grant
+from gateway.web.access.jwks import KeysAway, KeySet, Listed
+from gateway.web.access.jwt import REMEMBERED, JwtGuard
+
+ISSUER = Issuer()
+PAST, FUTURE = 1_000_000_000, time.time() + 100_000
+
+
+def guard(keys: list[dict[str, Any]] | None = None, **options: Any) -> JwtGuard:
+    given = {"issuer": NAME, "audience": AUDIENCE, **options}
+    settings = Jwt.model_validate({"type": "jwt", "keys": keys or ISSUER.jwks, **given})
+    assert not isinstance(settings.keys, str)
+    return JwtGuard("jwt0", settings, "orders", Listed(settings.keys))
+
+
+async def granted(token: str, made: JwtGuard | None = None) -> Grant:
+    return await (made or guard()).grant(asked(bearing(token)))
+
+
+async def why(token: str, made: JwtGuard | None = None) -> str:
+    """What a refused client is told; it never is what it sent."""
+    with pytest.raises(NotGranted) as refused:
+        await granted(token, made)
+    challenge = refused.value.challenge or ""
+    assert refused.value.status == 401 and 'error="invalid_token"' in challenge
+    said = f"{challenge} {refused.value}"
+    assert not any(len(part) > 8 and part in said for part in token.split("."))
+    return challenge.partition('error_description="')[2].rstrip('"')
+
+
+def encoded(part: Any) -> str:
+    raw = part if isinstance(part, bytes) else json.dumps(part).encode()
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def unsigned(**header: Any) -> str:
+    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "ada", "exp": FUTURE}
+    return f"{encoded({'typ': 'JWT', **header})}.{encoded(claims)}."
+
+
+def confused() -> str:
+    """Signed by HS256 with the public key, which everybody has, as the secret (CVE-2015-9235)."""
+    public = rsa_key().public_key()
+    pem = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    head, claims, _ = unsigned(alg="HS256", kid="k0").split(".")
+    signature = hmac.new(pem, f"{head}.{claims}".encode(), hashlib.sha256).digest()
+    return f"{head}.{claims}.{encoded(signature)}"
+
+
+def tampered(token: str) -> str:
+    head, _, signature = token.split(".")
+    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "eve", "exp": FUTURE}
+    return f"{head}.{encoded(claims)}.{signature}"
+
+
+WRONG = {
+    "the token is expired": [ISSUER.token(exp=PAST), ISSUER.token(exp=int(time.time()) - 1)],
+    "the token is not valid yet": [ISSUER.token(nbf=FUTURE)],
+    "the token is for another audience": [
+        ISSUER.token(aud="shop"), ISSUER.token(aud=["shop", "gatewayx"]),
+    ],
+    "the token has no claim aud": [ISSUER.token(aud=None)],
+    "the token is of another issuer": [
+        ISSUER.token(iss="https://evil.example"), ISSUER.token(iss=NAME + "/"),
+    ],
+    "the token has no claim iss": [ISSUER.token(iss=None)],
+    "the signature of the token is wrong": [
+        ISSUER.token(key=rsa_key(1)), tampered(ISSUER.token()), ISSUER.token() + "AA",
+    ],
+    "no key of the issuer signs such a token": [
+        unsigned(alg="none"), unsigned(alg="none", kid="k0"), unsigned(alg="None"),
+        unsigned(alg="nOnE"), unsigned(alg=""), confused(),
+        ISSUER.token(headers={"kid": "k9"}),
+        ISSUER.token(headers={"kid": "../../dev/null"}),
+        Issuer("ES256").token(), Issuer("HS256").token(), Issuer("EdDSA").token(),
+    ],
+    "the token needs extensions that are unknown here": [
+        unsigned(alg="RS256", kid="k0", crit=["b64"], b64=True),
+    ],
+    "the token is no JWT": [
+        "x", "..", "a.b", "a.b.c", "a.b.c.d", ".".join("abcde"), "\u00e9.\u00e9.\u00e9",
+        f"{encoded([1])}.{encoded({})}.", f"{encoded(b'{')}.{encoded({})}.",
+        f"{encoded({'alg': ['RS256']})}.{encoded({})}.", f"{encoded({'alg': None})}.{encoded({})}.",
+        f"{encoded({'alg': 'RS256', 'kid': 7})}.{encoded({})}.",
+        f"{encoded(b'[' * 9999)}.{encoded({})}.", "a" * 20_000 + ".b.c",
+        f"{encoded({})}.{encoded([1])}.",
+        ISSUER.token(headers={"crit": ["exp"], "exp": PAST}), ISSUER.token(headers={"crit": []}),
+        ISSUER.token(exp="soon"), ISSUER.token(exp=10**400), ISSUER.token(nbf="now"),
+    ],
+    "the token names nobody": [
+        ISSUER.token(sub=None), ISSUER.token(sub=""), ISSUER.token(sub=["ada"]),
+        ISSUER.token(sub={"a": 1}), ISSUER.token(sub="\ud800"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "token"), [(said, token) for said, tokens in WRONG.items() for token in tokens]
+)
+async def test_a_token_that_is_not_good_lets_nobody_in_and_says_why(said: str, token: str):
+    assert await why(token) == said
+
+
+async def test_who_brings_no_token_is_told_so_without_an_error():
+    """RFC 6750 3.1."""
+    with pytest.raises(NotGranted) as refused:
+        await guard().grant(asked(connection()))
+    assert refused.value.challenge == 'Bearer realm="orders"'
+    assert "Authorization: Bearer TOKEN" in str(refused.value)
+
+
+async def test_of_two_tokens_in_one_place_none_is_taken():
+    twice = connection(*[("Authorization", f"Bearer {ISSUER.token()}")] * 2)
+    with pytest.raises(NotGranted) as refused:
+        await guard().grant(asked(twice))
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    ["RS256", "RS384", "RS512", "PS256", "PS512", "ES256", "ES384", "ES512", "EdDSA", "HS256"],
+)
+async def test_every_algorithm_is_taken_of_a_key_that_is_good_for_it(algorithm: str):
+    issuer = Issuer(algorithm)
+    assert (await granted(issuer.token(), guard(issuer.jwks))).identity == "ada"
+
+
+async def test_a_key_that_is_bound_to_one_algorithm_is_used_for_no_other():
+    bound = guard([jwk(rsa_key(), "k0", alg="RS512")])
+    assert (await granted(ISSUER.token(algorithm="RS512"), bound)).identity == "ada"
+    assert await why(ISSUER.token(), bound) == "no key of the issuer signs such a token"
+
+
+async def test_a_guard_may_take_fewer_algorithms_than_its_keys():
+    narrow = guard(algorithms=["PS256"])
+    assert (await granted(ISSUER.token(algorithm="PS256"), narrow)).identity == "ada"
+    assert await why(ISSUER.token(), narrow) == "the algorithm of the token is not accepted"
+
+
+async def test_a_key_for_encryption_signs_nothing():
+    for_both = guard([jwk(rsa_key(), "k0", use="enc"), jwk(rsa_key(1), "k1")])
+    assert await why(ISSUER.token(), for_both) == "no key of the issuer signs such a token"
+
+
+async def test_a_key_in_the_token_itself_is_not_looked_at():
+    evil = rsa_key(1)
+    for header in ({"jwk": jwk(evil)}, {"jku": "http://evil.example"}, {"x5c": ["AAAA"]}):
+        token = ISSUER.token(key=evil, headers=header)
+        assert await why(token) == "the signature of the token is wrong"
+
+
+async def test_without_a_key_id_every_key_is_tried():
+    several = guard([jwk(rsa_key(1), "k1"), jwk(rsa_key(), "k0"), jwk(private_key("ES256"), "e")])
+    token = ISSUER.token(headers={"kid": None})
+    assert (await granted(token, several)).identity == "ada"
+    bad = ISSUER.token(headers={"kid": None}, key=rsa_key(2))
+    assert await why(bad, several) == "the signature of the token is wrong"
+    late = ISSUER.token(headers={"kid": None}, exp=PAST)
+    assert await why(late, several) == "the token is expired"
+
+
+async def test_a_key_without_an_id_is_tried_for_every_token():
+    assert (await granted(ISSUER.token(), guard([jwk(rsa_key())]))).identity == "ada"
+
+
+@pytest.mark.parametrize(("options", "claims"), [
+    ({"audience": None}, {"aud": None}), ({"audience": None}, {"aud": "shop"}),
+    ({"issuer": None}, {"iss": None}), ({"issuer": None}, {"iss": "https://b"}),
+    ({}, {"aud": ["shop", AUDIENCE]}), ({}, {"nbf": PAST}), ({}, {"iat": FUTURE}),
+    ({}, {"jti": 7}), ({"leeway": "1m"}, {"exp": int(time.time()) - 5}),
+    ({"leeway": "1m"}, {"nbf": time.time() + 5}),
+])  # fmt: skip
+async def test_what_is_not_asked_for_is_not_looked_at(options: Any, claims: Any):
+    assert (await granted(ISSUER.token(**claims), guard(**options))).identity == "ada"
+
+
+async def test_a_grant_has_what_the_guard_takes_of_the_claims():
+    made = guard(
+        identity="preferred_username",
+        roles="realm_access.roles",
+        leeway="10s",
+        attributes={"tenant": "https://shop.example/tenant", "age": "age", "none": "nothing"},
+    )
+    token = ISSUER.token(
+        preferred_username="Ada",
+        realm_access={"roles": ["orders:read", "b"]},
+        age=36,
+        exp=int(FUTURE),
+        **{"https://shop.example/tenant": "acme"},
+    )
+    grant = await granted(token, made)
+    assert grant == Grant(
+        "jwt0",
+        "Ada",
+        frozenset({"orders:read", "b"}),
+        {"tenant": "acme", "age": "36"},
+        int(FUTURE) + 10,
+    )
+
+
+async def test_a_token_without_an_end_has_none():
+    assert (await granted(ISSUER.token(exp=None))).expires is None
+
+
+async def test_a_number_as_subject_is_a_name():
+    assert (await granted(ISSUER.token(sub=4711))).identity == "4711"
+
+
+async def test_a_told_token_beats_that_of_the_connection():
+    told = ISSUER.token(sub="eve")
+    assert (await guard().grant(asked(bearing(ISSUER.token()), told))).identity == "eve"
+    with pytest.raises(NotGranted):
+        await guard().grant(asked(bearing(ISSUER.token()), "x.y.z"))
+
+
+async def test_who_comes_again_with_a_token_has_the_same_grant():
+    made, token = guard(), ISSUER.token()
+    assert await granted(token, made) is await granted(token, made)
+
+
+async def test_what_was_known_of_a_token_ends_with_it(monkeypatch: pytest.MonkeyPatch):
+    made, token = guard(), ISSUER.token(exp=int(time.time()) + 100)
+    assert await granted(token, made)
+    at = time.time() + 101
+    monkeypatch.setattr("gateway.web.access.jwt.time.time", lambda: at)
+    known = dict(made._known)
+    monkeypatch.setattr(made, "_decoded", lambda *_: {"sub": "looked at again"})
+    assert (await granted(token, made)).identity == "looked at again"
+    assert len(made._known) == len(known)
+
+
+class Rotating(Listed):
+    """Keys that are others as soon as an unknown one is asked for."""
+
+    def __init__(self, first: KeySet, then: KeySet | None) -> None:
+        self._keys, self._then = first, then
+
+    async def after(self, known: KeySet) -> KeySet:
+        if self._then is None:
+            raise KeysAway("the issuer is away")
+        self._keys = self._then
+        return self._keys
+
+
+def key_set(*kids: str) -> KeySet:
+    return KeySet(Jwk.model_validate(jwk(rsa_key(int(kid[1:])), kid)) for kid in kids)
+
+
+async def test_a_token_of_a_key_that_is_gone_is_not_remembered():
+    issuer, made = Issuer(), guard()
+    made._keys = Rotating(key_set("k0"), key_set("k1"))
+    old = issuer.token()
+    assert await granted(old, made)
+    issuer.rotate("k1")
+    assert (await granted(issuer.token(), made)).identity == "ada"
+    assert await why(old, made) == "no key of the issuer signs such a token"
+
+
+async def test_who_has_a_new_key_is_not_judged_while_the_issuer_is_away():
+    issuer, made = Issuer(), guard()
+    made._keys = Rotating(key_set("k0"), None)
+    assert await granted(issuer.token(), made)
+    issuer.rotate("k1")
+    with pytest.raises(Exception, match="the issuer is away; come back") as uncertain:
+        await granted(issuer.token(), made)
+    assert getattr(uncertain.value, "status", 0) == 503
+
+
+async def test_it_remembers_so_many_tokens_and_no_more(monkeypatch: pytest.MonkeyPatch):
+    made = guard()
+    monkeypatch.setattr("gateway.web.access.jwt.REMEMBERED", 3)
+    tokens = [ISSUER.token(sub=str(n)) for n in range(5)]
+    for token in tokens:
+        await granted(token, made)
+    assert len(made._known) == 3 < REMEMBERED
+    for token in tokens:
+        digest = hashlib.sha256(token.encode()).digest()
+        assert (digest in made._known) == (token in tokens[2:])
+        assert token not in repr(made._known), "a token is held by its digest"
+
+
+@given(st.text(max_size=200) | st.binary(max_size=60).map(encoded))
+async def test_no_text_breaks_it(text: str):
+    with pytest.raises(NotGranted):
+        await guard().grant(asked(connection(), text or "x"))
+
+
+@given(
+    header=st.dictionaries(
+        st.sampled_from(["alg", "kid", "crit", "b64", "typ", "zip", "jwk"]),
+        st.none() | st.booleans() | st.text(max_size=5) | st.lists(st.text(max_size=3))
+        | st.sampled_from(["RS256", "HS256", "none", "k0"]),
+    ),
+    claims=st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=5),
+        lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=4), each),
+        max_leaves=6,
+    ),
+    signature=st.binary(max_size=300),
+)  # fmt: skip
+async def test_nobody_comes_in_without_a_signature(header: Any, claims: Any, signature: bytes):
+    token = f"{encoded(header)}.{encoded(claims)}.{encoded(signature)}"
+    with pytest.raises(NotGranted):
+        await guard().grant(asked(connection(), token))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["sub", "exp", "nbf", "iat", "aud", "iss", "scope", "tenant"]),
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.lists(st.integers())
+        | st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+    )
+)  # fmt: skip
+async def test_any_claims_of_the_issuer_make_a_grant_or_a_refusal(claims: dict[str, Any]):
+    issuer = Issuer("HS256")
+    made = guard(issuer.jwks, attributes={"tenant": "tenant"}, audience=None, issuer=None)
+    token = f"{encoded({'alg': 'HS256', 'kid': 'k0'})}.{encoded(claims)}"
+    secret = SECRET + b"0"
+    signed = f"{token}.{encoded(hmac.new(secret, token.encode(), hashlib.sha256).digest())}"
+    try:
+        grant = await made.grant(asked(connection(), signed))
+    except NotGranted:
+        return
+    assert grant.identity and all(isinstance(each, str) for each in grant.roles)
