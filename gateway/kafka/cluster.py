@@ -192,13 +192,12 @@ class Cluster:
         self,
         node: int,
         role: Role,
-        wants: Mapping[TopicPartition, Want],
+        wants: Mapping[TopicPartition, Want] | FetchSession,
         *,
         max_wait: float = 0.5,
         min_bytes: int = 1,
         max_bytes: int = 16 << 20,
         isolation: int = offsets.READ_COMMITTED,
-        session: FetchSession | None = None,
     ) -> dict[TopicPartition, Fetched]:
         """See `fetch.fetch`; new leaders told on the way are noted (KIP-951)."""
         fetched = await fetching.fetch(
@@ -211,7 +210,6 @@ class Cluster:
             max_bytes=max_bytes,
             isolation=isolation,
             rack=self.settings.rack,
-            session=session,
         )
         for tp, one in fetched.items():
             if one.leader is not None:

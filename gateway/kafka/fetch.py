@@ -34,62 +34,43 @@ async def fetch(
     connections: Connections,
     node: int,
     role: Role,
-    wants: Mapping[TopicPartition, Want],
+    wants: Mapping[TopicPartition, Want] | FetchSession,
     *,
     max_wait: float = 0.5,
     min_bytes: int = 1,
     max_bytes: int = 16 << 20,
     isolation: int = READ_COMMITTED,
     rack: str = "",
-    session: FetchSession | None = None,
 ) -> dict[TopicPartition, Fetched]:
     """What the broker has of `wants`, after at most `max_wait` seconds without any.
 
-    session: of this node and role; then partitions without news are absent from the result,
-             and only one fetch may be under way. None: every partition is in the result.
-    rack:    where this gateway is; the leader may name a nearer replica (KIP-392).
+    wants: of a session, which is of this node and role: then partitions without news are absent
+           from the result, and only one fetch may be under way. Else all are in the result.
+    rack:  where this gateway is; the leader may name a nearer replica (KIP-392).
 
     A broker that refuses the whole request gives each partition its code. Raises
     BrokerUnavailable, AuthenticationFailed.
     """
+    session = wants if isinstance(wants, FetchSession) else FetchSession.forgetful(wants)
     link = await connections.connect(node, role)
+    wait = int(max_wait * 1000)
     for _ in range(2):
-        answer = await _once(
-            connections,
-            link,
-            wants,
-            session,
-            FetchRequest(
-                wants,
-                max_wait=int(max_wait * 1000),
-                min_bytes=min_bytes,
-                max_bytes=max_bytes,
-                isolation=isolation,
-                rack=rack,
-                by_id=all(want.topic_id is not None for want in wants.values()),
-            ),
-        )
+        request = FetchRequest({}, wait, min_bytes, max_bytes, isolation, rack, by_id=session.by_id)
+        answer = await _once(connections, link, session, request)
         if answer.error not in SESSION_ERRORS:
             break
     if answer.error:
-        return dict.fromkeys(wants, Fetched(answer.error))
+        return dict.fromkeys(session.wants, Fetched(answer.error))
     return answer.partitions
 
 
 async def _once(
-    connections: Connections,
-    link: Link,
-    wants: Mapping[TopicPartition, Want],
-    session: FetchSession | None,
-    request: FetchRequest,
+    connections: Connections, link: Link, session: FetchSession, request: FetchRequest
 ) -> FetchAnswer:
-    within = connections.request_timeout + request.max_wait / 1000
-    if session is None:
-        request.names = {w.topic_id: tp.topic for tp, w in wants.items() if w.topic_id}
-        return await connections.ask(link, request, within=within)
-    request.wants, request.forgotten = session.ask(wants, request.by_id)
+    request.wants, request.forgotten = session.ask()
     request.session_id, request.session_epoch = session.id, session.epoch
     request.names = session.names
+    within = connections.request_timeout + request.max_wait / 1000
     try:
         answer = await connections.ask(link, request, within=within)
     except BaseException:

@@ -24,7 +24,9 @@ from . import offsets
 from .changes import DENIED, Change
 from .cluster import Cluster
 from .connections import Role
-from .lane import NEWCOMER, Job, Lane
+from .job import Job
+from .lane import NEWCOMER, Lane
+from .rounds import Round
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class Fetcher:
     ) -> None:
         self.cluster = cluster
         self.jobs: dict[TopicPartition, Job] = {}
+        self.free: dict[TopicPartition, Job] = {}  # those for whom nothing is under way
         self.reads = Reads()
         self.pause = pause
         self._max_wait = max_wait
@@ -85,14 +88,18 @@ class Fetcher:
 
     def add(self, reading: Reading, *, committed: bool = True) -> None:
         """Read from now on. committed: no further than the last stable offset."""
+        self.drop(reading.tp)
         now = self.now()
-        job = self.jobs[reading.tp] = Job(reading, committed, now, now)
+        job = self.jobs[reading.tp] = self.free[reading.tp] = Job(reading, committed, now, now)
         self.arrived(job)
         self._sync(job)
         self.kick()
 
     def drop(self, tp: TopicPartition) -> None:
-        self.jobs.pop(tp, None)
+        job = self.jobs.pop(tp, None)
+        if job is not None:
+            self.release(job)
+            self.free.pop(tp, None)
 
     def kick(self) -> None:
         """Something may be due."""
@@ -104,12 +111,21 @@ class Fetcher:
     async def close(self) -> None:
         self._unlisten()
         self.jobs.clear()
+        self.free.clear()
         tasks = [*self._tasks, *([self._refreshing] if self._refreshing else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     # for lanes
+
+    def release(self, job: Job) -> None:
+        """Nothing is under way for it any more: what still comes of that is too late."""
+        if isinstance(job.flight, Round):
+            job.flight.leave(job)
+        job.flight = None
+        if self.jobs.get(job.reading.tp) is job:
+            self.free[job.reading.tp] = job
 
     def arrived(self, job: Job) -> None:
         """It is new to its broker: its next answers must not wait for others' records."""
@@ -129,6 +145,7 @@ class Fetcher:
 
     def hinder(self, job: Job, cause: Cause, delay: float | None) -> None:
         """A request for the job failed."""
+        self.release(job)
         now = self.now()
         self.reads.reconnects[job.reading.tp.topic, cause] += 1
         entries = job.reading.on_error(cause, now, delay)
@@ -165,10 +182,17 @@ class Fetcher:
     # metadata
 
     def _changed(self, change: Change) -> None:
-        for job in list(self.jobs.values()):
-            if job.reading.tp.topic == change.topic.name:
-                self._sync(job)
+        for job in self._concerned(change):
+            self._sync(job)
         self.kick()
+
+    def _concerned(self, change: Change) -> list[Job]:
+        """Where leaders move, brokers may tell so of one partition after the other (KIP-951)."""
+        name = change.topic.name
+        if change.removed or change.recreated or change.deleted or change.denied or change.restored:
+            return [job for tp, job in self.jobs.items() if tp.topic == name]
+        tps = [TopicPartition(name, p) for p in (*change.added, *change.moved)]
+        return [self.jobs[tp] for tp in tps if tp in self.jobs]
 
     def _sync(self, job: Job) -> None:
         """Tell a reading what metadata says of its partition."""
@@ -177,13 +201,15 @@ class Fetcher:
         if topic is None:
             return
         if topic.error == DENIED or topic.error in _UNKNOWN:
+            self.release(job)
             reading.on_leader(None, reading.leader_epoch, now)
             cause = Cause.DENIED if topic.error == DENIED else Cause.UNKNOWN_TOPIC
             self.hand(job, reading.on_error(cause, now))
             return
         before = (reading.leader, reading.leader_epoch, job.topic_id)
         reading.on_topic(str(topic.topic_id or ""))
-        job.topic_id = topic.topic_id
+        if job.topic_id != topic.topic_id:
+            job.topic_id = topic.topic_id
         known = topic.partitions.get(reading.tp.partition)
         if known is not None:
             leader = known.leader if known.leader >= 0 else None
@@ -191,7 +217,8 @@ class Fetcher:
             if leader is not None:
                 self.lane(leader)
         if before != (reading.leader, reading.leader_epoch, job.topic_id):
-            job.flight = job.replica = None
+            self.release(job)
+            job.replica = None
             self.arrived(job)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -217,8 +244,8 @@ class Fetcher:
                     self._spawn(self._end(asked, self._fly(asked)))
             waits = [
                 job.reading.retry_at - now
-                for job in self.jobs.values()
-                if job.flight is None and job.reading.retry_at > now
+                for job in self.free.values()
+                if job.reading.retry_at > now
             ]
             try:
                 async with asyncio.timeout(min(waits, default=None)):
@@ -229,8 +256,8 @@ class Fetcher:
     def _due(self, now: float) -> dict[tuple[int, type, int], dict[TopicPartition, Todo]]:
         """What is to be asked now: one request per broker, kind and isolation."""
         due: dict[tuple[int, type, int], dict[TopicPartition, Todo]] = {}
-        for job in list(self.jobs.values()):
-            todo = job.reading.todo(now) if job.flight is None else None
+        for job in self.free.values():
+            todo = job.reading.todo(now)
             if todo is None or isinstance(todo, Fetch) or job.reading.leader is None:
                 continue
             stable = job.committed and (isinstance(todo, EpochEnd) or todo.stable)
@@ -270,7 +297,7 @@ class Fetcher:
     def _fly(self, todos: Iterable[TopicPartition]) -> object:
         flight = object()
         for tp in todos:
-            self.jobs[tp].flight = flight
+            self.free.pop(tp).flight = flight
         return flight
 
     def _landed(self, tp: TopicPartition, flight: object, answer: object) -> Job | None:
@@ -278,7 +305,8 @@ class Fetcher:
         job = self.jobs.get(tp)
         if job is None or job.flight is not flight:
             return None
-        job.flight, job.reading.heard_at = None, self.now()
+        self.release(job)
+        job.reading.heard_at = self.now()
         if not isinstance(answer, int):
             return job
         self.hinder(job, cause_of(answer), self._closed_for(job))

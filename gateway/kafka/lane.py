@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import TYPE_CHECKING
-from uuid import UUID
 
 from gateway.core import reading as core
 from gateway.core.reading import Fetch, Reading
@@ -23,8 +21,10 @@ from gateway.errors import BrokerUnavailable, KafkaError
 
 from .batches import decode
 from .connections import Role
-from .fetch_messages import Fetched, Want
+from .fetch_messages import Fetched
+from .job import Job
 from .offsets import READ_COMMITTED, READ_UNCOMMITTED, code_of
+from .rounds import SWEEP, Round
 from .sessions import FetchSession
 
 if TYPE_CHECKING:
@@ -38,37 +38,6 @@ STUCK = 0.5  # seconds a fetch may be late before metadata is asked for another 
 MAX_BYTES = 1 << 20  # of one answer: 5,000 records of 200 bytes decode in 10 ms
 
 
-@dataclass(slots=True, eq=False)
-class Job:
-    """A reading, as the fetcher carries it.
-
-    flight: the request that is under way for it; an answer to another one comes too late.
-    came:   when it last came to its broker, or back; for a while it is a newcomer there.
-    """
-
-    reading: Reading
-    committed: bool
-    added: float
-    came: float
-    topic_id: UUID | None = None
-    flight: object | None = None
-    replica: int | None = None
-    replica_until: float = 0.0
-    failures: int = 0
-    waited: bool = True
-    want: Want | None = None
-
-    def node(self, now: float) -> int | None:
-        """Whom to fetch from: the nearer replica that the leader named, or the leader."""
-        if self.replica is not None and now < self.replica_until:
-            return self.replica
-        return self.reading.leader
-
-    @property
-    def isolation(self) -> int:
-        return READ_COMMITTED if self.committed else READ_UNCOMMITTED
-
-
 class Lane:
     """See the module. `main` is None for the main lane itself."""
 
@@ -79,41 +48,49 @@ class Lane:
         self._node = node
         self._role = role
         self._main = main
-        self._session = FetchSession() if role is Role.TAIL else None
+        self._loop = asyncio.get_running_loop()
+        self._late: asyncio.TimerHandle | None = None
+        made = FetchSession if role is Role.TAIL else FetchSession.forgetful
+        self._committed = Round(READ_COMMITTED, made())
+        self._uncommitted = Round(READ_UNCOMMITTED, made())
+        self._rounds = (self._committed, self._uncommitted)
 
     async def run(self) -> None:
         while True:
             self.wake.clear()
             now = self._fetcher.now()
-            jobs = self._due(now)
-            if jobs:
+            self._gather(now)
+            mixed = all(each.jobs for each in self._rounds)
+            if any(each.jobs for each in self._rounds):
                 self.busy = True
-                isolations = {job.isolation for job in jobs}
-                for isolation in isolations:
-                    some = [job for job in jobs if job.isolation == isolation]
-                    await self._round(some, mixed=len(isolations) > 1)
+                for each in self._rounds:
+                    if each.jobs:
+                        await self._round(each, mixed=mixed)
                 self.busy = False
                 await self._fetcher.pause()
             else:
                 await self._idle(now)
 
-    def _due(self, now: float) -> list[Job]:
+    def _gather(self, now: float) -> None:
+        """Those that are due and for whom nothing is under way take part from now on."""
         if self._main is not None and not self._main.busy:
-            return []
-        return [
-            job
-            for job in self._fetcher.jobs.values()
-            if job.flight is None
-            and job.node(now) == self._node
-            and (self._main is None or now - job.came < NEWCOMER or job.reading.unsettled)
-            and type(job.reading.todo(now)) is Fetch
-        ]
+            return
+        for job in list(self._fetcher.free.values()):
+            if self._carries(job, now) and self._is_due(job, now):
+                del self._fetcher.free[job.reading.tp]
+                (self._committed if job.committed else self._uncommitted).join(job)
+
+    def _carries(self, job: Job, now: float) -> bool:
+        return self._main is None or now - job.came < NEWCOMER or job.reading.unsettled
+
+    def _is_due(self, job: Job, now: float) -> bool:
+        return job.node(now) == self._node and type(job.reading.todo(now)) is Fetch
 
     async def _idle(self, now: float) -> None:
         waits = [
             job.reading.retry_at - now
-            for job in self._fetcher.jobs.values()
-            if job.flight is None and job.node(now) == self._node and job.reading.retry_at > now
+            for job in self._fetcher.free.values()
+            if job.node(now) == self._node and job.reading.retry_at > now
         ]
         try:
             async with asyncio.timeout(min(waits, default=None)):
@@ -121,70 +98,74 @@ class Lane:
         except TimeoutError:
             pass
 
-    async def _round(self, jobs: list[Job], *, mixed: bool) -> None:
-        flight = object()
-        for job in jobs:
-            job.flight = flight
-        asked = {job.reading.tp: job for job in jobs}
+    async def _round(self, asked: Round, *, mixed: bool) -> None:
         try:
-            answers = await self._ask(asked, jobs[0].isolation, mixed)
+            answers = await self._ask(asked, self._patience(asked, mixed))
         except KafkaError as exc:
-            self._failed([job for job in jobs if job.flight is flight], exc)
+            self._failed(asked, exc)
             return
-        for tp, job in asked.items():
-            if job.flight is not flight:
+        for tp, fetched in answers.items():
+            job = asked.jobs.get(tp)
+            if job is None:
                 continue  # it moved on meanwhile
-            job.flight, job.reading.heard_at = None, self._fetcher.now()
-            fetched = answers.get(tp)
-            if fetched is not None:
-                self._answered(job, fetched)
-                if len(fetched.records) > 65536:
-                    await asyncio.sleep(0)  # decoding is our loop's time
-            elif job.reading.unsettled:
-                self._took(job, _nothing_new(job.reading))
-            if job.reading.stalled(job.reading.heard_at):
-                self._stalled(job)
+            job.reading.heard_at = now = self._fetcher.now()
+            self._answered(job, fetched)
+            self._again(asked, job, now)
+            if len(fetched.records) > 65536:
+                await asyncio.sleep(0)  # decoding is our loop's time
+        now = self._fetcher.now()
+        if asked.unsettled or now - asked.swept >= SWEEP or self._main is not None:
+            self._sweep(asked, answers, now)
 
-    async def _ask(
-        self, jobs: Mapping[TopicPartition, Job], isolation: int, mixed: bool
-    ) -> dict[TopicPartition, Fetched]:
+    async def _ask(self, asked: Round, patience: float) -> dict[TopicPartition, Fetched]:
         fetcher = self._fetcher
-        wants = {tp: self._want(job) for tp, job in jobs.items()}
-        request = asyncio.ensure_future(
-            fetcher.cluster.fetch(
+        self._late = self._loop.call_later(fetcher.max_wait + STUCK, self._silent)
+        try:
+            return await fetcher.cluster.fetch(
                 self._node,
                 self._role,
-                wants,
-                max_wait=self._patience(jobs.values(), mixed),
+                asked.session,
+                max_wait=patience,
                 max_bytes=MAX_BYTES,
-                isolation=isolation,
-                session=self._session if isolation == READ_COMMITTED else None,
+                isolation=asked.isolation,
             )
-        )
-        try:
-            done, _ = await asyncio.wait({request}, timeout=fetcher.max_wait + STUCK)
-            while not done:
-                fetcher.refresh(f"broker {self._node} is silent")
-                done, _ = await asyncio.wait({request}, timeout=STUCK)
-            return request.result()
         finally:
-            request.cancel()
+            self._late.cancel()
 
-    def _patience(self, jobs: Iterable[Job], mixed: bool) -> float:
+    def _silent(self) -> None:
+        """The answer is overdue: perhaps another broker leads by now."""
+        self._fetcher.refresh(f"broker {self._node} is silent")
+        self._late = self._loop.call_later(STUCK, self._silent)
+
+    def _patience(self, asked: Round, mixed: bool) -> float:
         """Do not wait for records while somebody wants to hear that it can be read, nor long
         while another fetch (newcomers', or of the other isolation) waits to go out."""
-        if any(job.reading.unsettled for job in jobs):
+        if asked.unsettled:
             return 0.0
         most = self._fetcher.max_wait
         return min(0.1, most) if mixed or self._fetcher.newcomers else most
 
-    def _want(self, job: Job) -> Want:
-        reading, want = job.reading, job.want
-        assert reading.place.offset is not None
-        offset, epoch = reading.place.offset, reading.leader_epoch
-        if want is None or want[:3] != (offset, epoch, job.topic_id):
-            want = job.want = Want(offset, epoch, job.topic_id)
-        return want
+    def _sweep(self, asked: Round, answers: Collection[TopicPartition], now: float) -> None:
+        """The broker has answered for all of them, also for those of whom it said nothing."""
+        asked.swept, asked.unsettled = now, False
+        for tp, job in list(asked.jobs.items()):
+            reading = job.reading
+            reading.heard_at = now
+            if reading.unsettled and tp not in answers:
+                self._took(job, _nothing_new(reading))
+            if reading.stalled(now):
+                self._stalled(asked, job)
+            self._again(asked, job, now)
+
+    def _again(self, asked: Round, job: Job, now: float) -> None:
+        """The next fetch asks for it, too, unless it needs something else by now."""
+        if job.flight is not asked:
+            return
+        if self._main is None and self._is_due(job, now):
+            asked.stay(job)
+        else:  # a newcomer is the main lane's next, also where that had nothing to do by now
+            self._fetcher.release(job)
+            self._fetcher.kick()
 
     # what came
 
@@ -196,7 +177,6 @@ class Lane:
         if fetched.preferred_replica not in (-1, self._node):
             job.replica, job.replica_until = fetched.preferred_replica, now + REPLICA_FOR
             self._fetcher.lane(job.replica)  # it may lead nothing that is read here
-            self._fetcher.kick()
             return
         assert job.want is not None
         if job.want.offset != reading.place.offset:
@@ -249,7 +229,7 @@ class Lane:
         if entries:
             self._fetcher.hand(job, entries)
 
-    def _stalled(self, job: Job) -> None:
+    def _stalled(self, asked: Round, job: Job) -> None:
         """Start the conversation over: what one of the two sides believes is wrong."""
         reading = job.reading
         log.warning(
@@ -257,27 +237,26 @@ class Lane:
             extra=reading.tp._asdict(),
         )  # fmt: skip
         reading.progress_at, job.replica = reading.heard_at, None
-        if self._session is not None:
-            self._session.lost()
+        asked.session.lost()
         self._fetcher.refresh(f"{reading.tp} makes no progress")
 
     def _refused(self, job: Job, cause: Cause, now: float) -> None:
         if job.replica is not None:  # a replica's word counts for nothing: ask the leader
             job.replica = None
-            self._fetcher.kick()
             return
         self._fetcher.hinder(job, cause, None)
         if RULES[cause].action in (Action.REFRESH, Action.WATCH):
             self._fetcher.refresh(f"{job.reading.tp}: {cause}")
 
-    def _failed(self, jobs: list[Job], exc: KafkaError) -> None:
+    def _failed(self, asked: Round, exc: KafkaError) -> None:
         cause = cause_of(code_of(exc))
         delay = exc.retry_after if isinstance(exc, BrokerUnavailable) else None
         extra = {"broker": self._node, "cause": cause}
         log.info("FETCH disconnect broker=%s cause=%s: %s", self._node, cause, exc, extra=extra)
-        for job in jobs:
-            job.flight = job.replica = None
-            self._fetcher.hinder(job, cause, None if delay is None else max(delay, 0.02))
+        for job in list(asked.jobs.values()):
+            if job.flight is asked:
+                job.replica = None
+                self._fetcher.hinder(job, cause, None if delay is None else max(delay, 0.02))
         self._fetcher.refresh(f"broker {self._node}: {cause}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Self
 from uuid import UUID
 
 from gateway.core.record import TopicPartition
@@ -22,53 +23,87 @@ SESSION_ERRORS = frozenset(
         106,  # FETCH_SESSION_TOPIC_ID_ERROR
     }
 )
+_NONE = -1
 _NEW = 0
 _LAST = 2**31 - 1
 
 
 @dataclass(slots=True)
 class FetchSession:
-    """What one broker remembers of one fetching connection. One fetch at a time."""
+    """What to fetch of one broker, and what it remembers of that. One fetch at a time.
+
+    wants: changed by `want` and `forget` only, so that a fetch need not look at all of them.
+    names: of the ids that an answer may have.
+    """
 
     id: int = 0
     epoch: int = _NEW
+    wants: dict[TopicPartition, Want] = field(default_factory=dict)
     names: dict[UUID, str] = field(default_factory=dict)
     _sent: dict[TopicPartition, Want] = field(default_factory=dict)
+    _touched: dict[TopicPartition, None] = field(default_factory=dict)
+    _nameless: set[TopicPartition] = field(default_factory=set)  # their topics have no id
     _by_id: bool = True
 
-    def ask(
-        self, wants: Mapping[TopicPartition, Want], by_id: bool
-    ) -> tuple[Mapping[TopicPartition, Want], list[Forgotten]]:
-        """What to send so that the broker fetches exactly `wants`: wants, and forgotten.
+    @classmethod
+    def forgetful(cls, wants: Mapping[TopicPartition, Want] | None = None) -> Self:
+        """The broker is to remember nothing: each fetch names all, each answer tells of all."""
+        session = cls(epoch=_NONE)
+        for tp, want in (wants or {}).items():
+            session.want(tp, want)
+        return session
 
-        by_id: topics go by id; a session cannot change that, so a change starts a new one.
-        """
-        if by_id != self._by_id:
-            self._by_id, self.epoch = by_id, _NEW
+    @property
+    def by_id(self) -> bool:
+        """May topics go by id?"""
+        return not self._nameless
+
+    def want(self, tp: TopicPartition, want: Want) -> None:
+        """Fetch this of the partition from now on."""
+        before = self.wants.get(tp)
+        self.wants[tp] = want
+        self._touched[tp] = None
+        if before is not None and before.topic_id is want.topic_id:
+            return
+        if want.topic_id is None:
+            self._nameless.add(tp)
+        else:
+            self._nameless.discard(tp)
+            self.names[want.topic_id] = tp.topic
+
+    def forget(self, tp: TopicPartition) -> None:
+        del self.wants[tp]
+        self._nameless.discard(tp)
+        self._touched[tp] = None
+
+    def ask(self) -> tuple[Mapping[TopicPartition, Want], list[Forgotten]]:
+        """What to send so that the broker fetches exactly `wants`: wants, and forgotten."""
+        touched, self._touched = self._touched, {}
+        if self.epoch == _NONE:
+            return self.wants, []
+        if self.by_id != self._by_id:  # a session cannot change that
+            self._by_id, self.epoch = self.by_id, _NEW
         if self.epoch == _NEW:
-            self._sent = dict(wants)
-            self.names = {}
-            self._name(wants)
-            return wants, []
-        sent = self._sent
+            self._sent = dict(self.wants)
+            return self._sent, []
         changed: dict[TopicPartition, Want] = {}
         forgotten: list[Forgotten] = []
-        for tp, want in wants.items():
-            before = sent.get(tp)
-            if before is want or before == want:
+        for tp in touched:
+            before, want = self._sent.get(tp), self.wants.get(tp)
+            if before == want:
                 continue
-            if before is not None and before.topic_id != want.topic_id:
-                forgotten.append(Forgotten(tp, before.topic_id))  # recreated, KIP-516
-            changed[tp] = want
-        if changed or len(sent) != len(wants):
-            gone = sent.keys() - wants.keys()
-            forgotten += [Forgotten(tp, sent.pop(tp).topic_id) for tp in gone]
-            sent.update(changed)
-            self._name(changed)
+            if before is not None and (want is None or before.topic_id != want.topic_id):
+                forgotten.append(Forgotten(tp, before.topic_id))  # also recreated, KIP-516
+            if want is None:
+                del self._sent[tp]
+            else:
+                changed[tp] = self._sent[tp] = want
         return changed, forgotten
 
     def answered(self, session_id: int) -> None:
         """An answer came. Id 0: the broker keeps no session, the next fetch is full again."""
+        if self.epoch == _NONE:
+            return
         if session_id == 0:
             self.id, self.epoch = 0, _NEW
         else:
@@ -77,9 +112,5 @@ class FetchSession:
 
     def lost(self) -> None:
         """The broker's memory is not known any more: close it and begin a new one."""
-        self.epoch = _NEW
-
-    def _name(self, wants: Mapping[TopicPartition, Want]) -> None:
-        for tp, want in wants.items():
-            if want.topic_id is not None:
-                self.names[want.topic_id] = tp.topic
+        if self.epoch != _NONE:
+            self.epoch = _NEW

@@ -41,9 +41,9 @@ async def archive(
     async with cluster(kafka.bootstrap, "orders") as kafkas:
         fetch = kafkas.fetch
 
-        async def counted(node, role, wants, **rest) -> dict[TopicPartition, Fetched]:
-            fetches.append({tp: want.offset for tp, want in wants.items()})
-            return await fetch(node, role, wants, **rest)
+        async def counted(node, role, session, **rest) -> dict[TopicPartition, Fetched]:
+            fetches.append({tp: want.offset for tp, want in session.wants.items()})
+            return await fetch(node, role, session, **rest)
 
         kafkas.fetch = counted  # type: ignore[method-assign]
         made = Archive(kafkas, lambda name: settings)

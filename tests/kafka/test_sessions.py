@@ -4,6 +4,7 @@ from uuid import UUID
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.reading import only
 
 from gateway.core.record import TopicPartition
 from gateway.kafka.fetch_messages import Forgotten, Want
@@ -20,75 +21,82 @@ def wants(*partitions: int, offset: int = 0, topic_id: UUID | None = ID) -> dict
     return {tp(partition): Want(offset, topic_id=topic_id) for partition in partitions}
 
 
-def begun(session: FetchSession, first: dict) -> FetchSession:
-    session.ask(first, True)
+def begun(first: dict) -> FetchSession:
+    session = only(FetchSession(), first)
+    session.ask()
     session.answered(77)
     return session
 
 
+def ask(session: FetchSession, asked: dict) -> tuple:
+    return only(session, asked).ask()
+
+
 def test_the_first_fetch_names_everything_and_asks_for_a_session():
     session = FetchSession()
-    assert session.ask(wants(0, 1), True) == (wants(0, 1), [])
+    assert ask(session, wants(0, 1)) == (wants(0, 1), [])
     assert (session.id, session.epoch) == (0, 0)
 
 
 def test_a_fetch_in_a_session_names_what_changed():
-    session = begun(FetchSession(), wants(0, 1))
-    assert session.ask(wants(0, 1), True) == ({}, [])
+    session = begun(wants(0, 1))
+    assert ask(session, wants(0, 1)) == ({}, [])
     assert (session.id, session.epoch) == (77, 1)
     moved = wants(0) | wants(1, offset=5)
-    assert session.ask(moved, True) == (wants(1, offset=5), [])
-    assert session.ask(moved, True) == ({}, [])
+    assert ask(session, moved) == (wants(1, offset=5), [])
+    assert ask(session, moved) == ({}, [])
 
 
 def test_a_partition_not_wanted_any_more_is_forgotten_once():
-    session = begun(FetchSession(), wants(0, 1))
-    assert session.ask(wants(0), True) == ({}, [Forgotten(tp(1), ID)])
-    assert session.ask(wants(0), True) == ({}, [])
+    session = begun(wants(0, 1))
+    assert ask(session, wants(0)) == ({}, [Forgotten(tp(1), ID)])
+    assert ask(session, wants(0)) == ({}, [])
 
 
 def test_one_added_while_another_goes_is_noticed_at_equal_numbers():
-    session = begun(FetchSession(), wants(0, 1))
-    assert session.ask(wants(0, 2), True) == (wants(2), [Forgotten(tp(1), ID)])
+    session = begun(wants(0, 1))
+    assert ask(session, wants(0, 2)) == (wants(2), [Forgotten(tp(1), ID)])
 
 
 def test_a_recreated_topic_is_forgotten_under_its_old_id():
-    session = begun(FetchSession(), wants(0))
-    changed, forgotten = session.ask(wants(0, topic_id=OTHER), True)
+    session = begun(wants(0))
+    changed, forgotten = ask(session, wants(0, topic_id=OTHER))
     assert changed == wants(0, topic_id=OTHER)
     assert forgotten == [Forgotten(tp(0), ID)]
 
 
 def test_a_lost_session_is_closed_by_a_full_fetch():
-    session = begun(FetchSession(), wants(0))
+    session = begun(wants(0))
     session.lost()
-    assert session.ask(wants(0), True) == (wants(0), [])
+    assert ask(session, wants(0)) == (wants(0), [])
     assert (session.id, session.epoch) == (77, 0)
 
 
 def test_a_broker_without_room_for_sessions_is_asked_in_full_each_time():
     session = FetchSession()
     for _ in range(2):
-        assert session.ask(wants(0), True) == (wants(0), [])
+        assert ask(session, wants(0)) == (wants(0), [])
         session.answered(0)
 
 
 def test_going_over_to_names_begins_a_new_session():
-    session = begun(FetchSession(), wants(0))
-    assert session.ask(wants(0), False) == (wants(0), [])
+    session = begun(wants(0))
+    named = wants(0, topic_id=None)
+    assert ask(session, named) == (named, [])
+    assert not session.by_id
     assert session.epoch == 0
 
 
 def test_the_epoch_wraps_to_one_because_zero_begins_a_session():
-    session = begun(FetchSession(), wants(0))
+    session = begun(wants(0))
     session.epoch = 2**31 - 1
     session.answered(77)
     assert session.epoch == 1
 
 
 def test_names_of_ids_are_kept_for_answers():
-    session = begun(FetchSession(), wants(0))
-    session.ask({TopicPartition("other", 0): Want(0, topic_id=OTHER), **wants(0)}, True)
+    session = begun(wants(0))
+    ask(session, {TopicPartition("other", 0): Want(0, topic_id=OTHER), **wants(0)})
     assert session.names == {ID: "orders", OTHER: "other"}
 
 
@@ -105,7 +113,7 @@ def test_the_broker_always_fetches_exactly_what_is_wanted(steps: list[tuple[dict
     session = FetchSession()
     remembered: dict[tuple[UUID, int], Want] = {}
     for view, then in steps:
-        sent, forgotten = session.ask(view, True)
+        sent, forgotten = ask(session, view)
         if session.epoch == 0:
             assert not forgotten
             remembered = {}

@@ -55,9 +55,13 @@ def wants(
 
 
 async def fetched(
-    of: Cluster, asked: Mapping[TopicPartition, Want], **options: Any
+    of: Cluster,
+    asked: Mapping[TopicPartition, Want],
+    *,
+    session: FetchSession | None = None,
+    **options: Any,
 ) -> dict[TopicPartition, Fetched]:
-    """From the leaders, all at once for one node after the other."""
+    """From the leaders, all at once for one node after the other; in a session, of one node."""
     answers: dict[TopicPartition, Fetched] = {}
     nodes: dict[int, dict[TopicPartition, Want]] = {}
     for tp, want in asked.items():
@@ -65,8 +69,19 @@ async def fetched(
         assert leader is not None, f"{tp} has no leader"
         nodes.setdefault(leader[0], {})[tp] = want
     for node, part in nodes.items():
-        answers |= await of.fetch(node, Role.CATCHUP, part, **({"max_wait": 0.1} | options))
+        of_node = part if session is None else only(session, part)
+        answers |= await of.fetch(node, Role.CATCHUP, of_node, **({"max_wait": 0.1} | options))
     return answers
+
+
+def only(session: FetchSession, asked: Mapping[TopicPartition, Want]) -> FetchSession:
+    """A session that wants exactly this from now on."""
+    for tp in session.wants.keys() - asked.keys():
+        session.forget(tp)
+    for tp, want in asked.items():
+        if session.wants.get(tp) != want:
+            session.want(tp, want)
+    return session
 
 
 async def entries(of: Cluster, tp: TopicPartition, start: int, end: int) -> list[Entry]:
