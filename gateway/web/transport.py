@@ -110,7 +110,7 @@ class GatewayProtocol(HttpToolsProtocol):
     @classmethod
     def prepare(cls, listening: socket.socket) -> None:
         """Set what connections take over from their listening socket: set on each of them, it
-        would be 6 us of a connect."""
+        would be 3 us of a connect."""
         if listening.family == socket.AF_UNIX:
             return
         # asyncio turns Nagle off by itself, but not where the listening socket was handed to
