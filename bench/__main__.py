@@ -23,7 +23,7 @@ from .kafka import RealKafka, real_kafka
 from .peers.peer import Peer
 from .works.work import Cell
 
-LONGEST = 45.0  # s; what one of a work and a peer takes, and the end
+LONGEST = 60.0  # s; what one of a work and a peer takes, and the end
 err = Console(stderr=True, highlight=False)
 Plan = list[tuple[str, Peer]]
 
