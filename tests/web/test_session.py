@@ -47,11 +47,12 @@ class House:
     def match(self, path: str) -> Any:
         return path
 
-    async def check(self, match: Any, connection: Any, token: str | None = None) -> None:
+    async def admit(self, match: Any, connection: Any, token: str | None = None) -> Any:
         if match == "/locked" or token == "late":
             await self.door.wait()
         if match == "/forbidden" or token == "bad":
             raise RequestError(403, "Forbidden", "not for you")
+        return match
 
     async def open(self, match: Any, request: Any, wire: Any) -> Client:
         if match == "/broken":

@@ -9,10 +9,13 @@ from starlette.requests import HTTPConnection
 from support.one_client import TP, client_of, write
 from support.until import until
 
+from gateway.config import Route
 from gateway.core.record import Ready
 from gateway.hub.client import Client
+from gateway.web.access import NOBODY
 from gateway.web.caller import Caller
 from gateway.web.messages import Change
+from gateway.web.routes import Match
 from gateway.web.subscribed import Subscribed
 from gateway.wire.websocket import messages
 
@@ -35,8 +38,8 @@ class Hall:
         self.opening: list[asyncio.Task[None]] = []
         self._ready = ready
 
-    def match(self, path: str) -> Any:
-        return path
+    def match(self, path: str) -> Match:
+        return Match(Route.model_construct(), {})
 
     async def view(self, match: Any, request: HTTPConnection) -> Any:
         return self
@@ -83,8 +86,8 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     stream = hall.stream("a", "/orders", [("until", "5")])
     hall.begin(stream)
     await until(lambda: hall.clients and hall.clients[0]._shared.changed)
-    await stream.change(Change(type="change", path="/stock?from=live"))
-    await stream.change(Change(type="change", fields=["/n"]))
+    await stream.change(Change(type="change", path="/stock?from=live"), NOBODY)
+    await stream.change(Change(type="change", fields=["/n"]), NOBODY)
     for _ in range(5):
         await asyncio.sleep(0)
     assert not hall.sent and hall.clients[0].subscription.ended is None
