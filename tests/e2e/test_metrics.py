@@ -1,0 +1,307 @@
+"""What a scrape says, against what really was: records that clients got, gaps that they were told,
+reconnects that the log tells of, bytes that came off the sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+from support.brokers import embedded_kafka
+from support.clients.ndjson import NdjsonClient
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, route, running_gateway
+from support.multiplex import Multiplex
+from support.oracle import Oracle
+from support.otlp import collector
+from support.scrape import OPENMETRICS, Scrape, scraped
+from support.until import until
+from support.workers import running_workers
+
+import gateway.telemetry
+from gateway.kafka.embedded import EmbeddedKafka
+
+WITHIN = 60.0
+FETCH, NOT_LEADER = 1, 6
+RETRIED = re.compile(r"FETCH reconnect in \S+ topic=(\S+) partition=\d+ cause=(\S+)")
+
+kafka = embedded_kafka({"orders": 3, "stock": 1}, scope="function")
+
+
+async def scrapes(gateway: Gateway, met: Callable[[Scrape], object], what: str) -> Scrape:
+    """The first scrape of which something is true."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            found = await scraped(gateway)
+            if met(found):
+                return found
+            await asyncio.sleep(0.05)
+    raise AssertionError(what)
+
+
+def records(client: Any) -> int:
+    return sum(event["event"] == "message" for event in client.events)
+
+
+async def test_deliveries_are_those_that_clients_got_by_route_and_wire(kafka: EmbeddedKafka):
+    config = config_for(kafka.bootstrap, ["orders"])
+    events, lines = "/events/orders", "/records/orders"
+    async with running_gateway(config) as gateway, Oracle(kafka.bootstrap[0]) as oracle:
+        async with AsyncExitStack() as stack:
+            url = gateway.base_url
+            sse: list[Any] = [RawClient(url + events) for _ in range(3)]
+            sse += [RawClient(url + lines)]
+            ndjson: list[Any] = [NdjsonClient(url + lines) for _ in range(2)]
+            for client in sse + ndjson:
+                await stack.enter_async_context(client)
+            socket = await stack.enter_async_context(Multiplex(url))
+            await socket.subscribe("a", events)
+            await asyncio.gather(*(client.wait(1, WITHIN) for client in sse + ndjson))
+            await oracle.produce("orders", 200)
+            await until(lambda: all(records(each) == 200 for each in sse + ndjson), "all", WITHIN)
+            await socket.wait(lambda: len(socket.records("a")) == 200)
+            late = RawClient(f"{url}{events}?from=earliest")
+            await stack.enter_async_context(late)
+            await until(lambda: records(late) == 200, "the late one", WITHIN)
+
+            found = await scraped(gateway, accept=OPENMETRICS)
+            for path, wire, clients in (
+                (events, "sse", [*sse[:3], late]),
+                (lines, "sse", sse[3:]),
+                (lines, "ndjson", ndjson),
+            ):
+                of = {"route": path, "wire": wire}
+                assert found["gateway_clients", of] == len(clients)
+                assert found["gateway_deliveries_total", of] == sum(map(records, clients))
+            of = {"route": events, "wire": "websocket"}
+            assert found["gateway_deliveries_total", of] == 200
+            assert found["gateway_websockets", {}] == 1
+            for wire in ("sse", "ndjson", "websocket"):  # live: all but what the late one got
+                live = found.sum("gateway_delivery_latency_seconds_count", wire=wire)
+                caught = 200 if wire == "sse" else 0
+                assert live == found.sum("gateway_deliveries_total", wire=wire) - caught
+            late_of = {"route": events, "wire": "sse", "source": "cache"}
+            assert found["gateway_catchup_records_total", late_of] >= 200
+            fetched = {"topic": "orders", "reader": "tail"}
+            assert found["gateway_fetched_records_total", fetched] == 200
+            for partition in range(3):
+                of = {"topic": "orders", "partition": partition}
+                assert found["gateway_partition_ready", of] == 1
+                assert found["gateway_partition_lag_records", of] == 0
+            assert found["gateway_partition_ready_seconds_count", {"topic": "orders"}] == 3
+            assert found["gateway_kafka_request_seconds_count", {"api": "Fetch"}] > 0
+        gone = {"route": events, "wire": "sse", "reason": "left"}
+        await scrapes(gateway, lambda each: each["gateway_streams_ended_total", gone] == 4, "gone")
+
+
+async def test_bytes_are_those_of_the_streams_and_the_path_is_as_configured(kafka: EmbeddedKafka):
+    """Of HTTP's heads there are none in them, of its chunks there are."""
+    path = "/admin/figures"
+    config = config_for(kafka.bootstrap, ["stock"], telemetry={"metrics": {"prometheus": path}})
+    async with (
+        running_gateway(config) as running,
+        Oracle(kafka.bootstrap[0]) as oracle,
+        RawClient(running.base_url + "/events/stock") as client,
+    ):
+        await client.wait(1, WITHIN)
+        await oracle.produce("stock", 50)
+        await until(lambda: records(client) == 50, "all", WITHIN)
+        of = {"route": "/events/stock", "wire": "sse"}
+        found = await scraped(running, path=path, accept=OPENMETRICS)
+        sent = found["gateway_sent_bytes_total", of]
+        assert len(client.wire) < sent < client.size
+        assert found["gateway_token_bytes_count", of] == 1
+        assert found["gateway_token_bytes_sum", of] == len(client.events[0]["id"])
+        async with httpx.AsyncClient(trust_env=False) as http:
+            assert (await http.get(running.base_url + "/metrics")).status_code == 404
+    readme = (Path(gateway.telemetry.__file__).parent / "README.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+)` \| (?:counter|gauge|histogram) \|", readme, re.M))
+    assert found.names <= listed and len(found.names) > 30
+
+
+async def test_a_gap_is_told_with_its_records_and_to_how_many_clients(kafka: EmbeddedKafka):
+    """The brokers' word that they do not lead keeps the gateway from reading, while records come
+    and go."""
+    config = config_for(kafka.bootstrap, ["stock"])
+    async with (
+        running_gateway(config, arguments=["--debug", "kafka"]) as gateway,
+        Oracle(kafka.bootstrap[0]) as oracle,
+        RawClient(gateway.base_url + "/events/stock") as one,
+        RawClient(gateway.base_url + "/events/stock") as other,
+    ):
+        await asyncio.gather(one.wait(1, WITHIN), other.wait(1, WITHIN))
+        await oracle.produce("stock", 5)
+        await until(lambda: records(one) == records(other) == 5, "the first", WITHIN)
+        kafka.fail(FETCH, *[NOT_LEADER] * 5000)
+        await until(lambda: "cause=not-leader" in gateway.log, "the failure", WITHIN)
+        of = {"topic": "stock", "partition": 0}
+        state = {**of, "cause": "not-leader"}
+        await scrapes(gateway, lambda each: each["gateway_partition_recovering", state], "cause")
+        await oracle.produce("stock", 30)
+        kafka.delete_records("stock", {0: 25})
+        kafka.forgive(FETCH)
+        await until(lambda: records(one) == records(other) == 15, "the others", WITHIN)
+        found = await scrapes(gateway, lambda each: each["gateway_partition_ready", of], "ready")
+
+        told = [event for each in (one, other) for event in each.events if event["event"] == "gap"]
+        reason = {"topic": "stock", "reason": "retention"}
+        assert found["gateway_gaps_total", reason] == 1
+        assert {(gap["from"], gap["to"]) for gap in _gaps(told)} == {(5, 25)}
+        assert found["gateway_gap_records_total", reason] == 20
+        assert found.sum("gateway_client_gaps_total", reason="retention") == len(told) == 2
+        retried = Counter(RETRIED.findall(gateway.log))
+        assert retried["stock", "not-leader"] > 0
+        for (topic, cause), count in retried.items():
+            labels = {"topic": topic, "cause": cause}
+            assert found["gateway_partition_reconnects_total", labels] == count
+
+
+def _gaps(told: list[Any]) -> list[dict[str, Any]]:
+    return [json.loads(event["data"]) for event in told]
+
+
+async def test_a_broker_that_is_away_is_seen_and_its_return(kafka: EmbeddedKafka):
+    config = config_for(kafka.bootstrap, ["stock"])
+    async with (
+        running_gateway(config, arguments=["--debug", "kafka"]) as gateway,
+        RawClient(gateway.base_url + "/events/stock") as client,
+    ):
+        await client.wait(1, WITHIN)
+        of = {"topic": "stock", "partition": 0}
+        kafka.down(1)
+        await scrapes(gateway, lambda each: not each["gateway_partition_ready", of], "away")
+        await scrapes(gateway, lambda each: not each["gateway_kafka_reachable", {}], "away")
+        kafka.up(1)
+        found = await scrapes(
+            gateway,
+            lambda each: each["gateway_partition_ready", of] * each["gateway_kafka_reachable", {}],
+            "back",
+        )
+        assert found.sum("gateway_broker_connect_failures_total") > 0
+        assert found["gateway_broker_connects_total", {"role": "tail"}] >= 2
+        retried = Counter(RETRIED.findall(gateway.log))
+        for (topic, cause), count in retried.items():
+            labels = {"topic": topic, "cause": cause}
+            assert found["gateway_partition_reconnects_total", labels] == count
+        assert found["gateway_partition_state", {**of, "state": "streaming"}] == 1
+
+
+async def test_a_slow_client_is_seen_with_its_distance_and_what_was_done_about_it(
+    kafka: EmbeddedKafka,
+):
+    routes = [route("stock", "value", slowClient="skip")]
+    config = config_for(kafka.bootstrap, ["stock"], routes)
+    async with running_gateway(config) as gateway, Oracle(kafka.bootstrap[0]) as oracle:
+        url = gateway.base_url + "/events/stock"
+        async with RawClient(url, receive_buffer=4096) as slow, RawClient(url) as fast:
+            await asyncio.gather(slow.wait(1, WITHIN), fast.wait(1, WITHIN))
+            slow.hold()
+            of = {"route": "/events/stock"}
+            found, count = await scraped(gateway), 0
+            while not found["gateway_client_falls_total", {**of, "wire": "sse", "policy": "skip"}]:
+                await oracle.produce("stock", 500, fields={"pad": "x" * 1000})
+                count += 500
+                await until(lambda: records(fast) == count, "the fast one", WITHIN)  # noqa: B023
+                found = await scraped(gateway)
+            assert found["gateway_client_stalls_total", {**of, "wire": "sse"}] >= 1
+            state = {**of, "state": "slow"}
+            found = await scrapes(
+                gateway, lambda each: each["gateway_clients_behind", state] == 1, "behind"
+            )
+            most = found["gateway_clients_behind_records_max", state]
+            assert 0 < most == found["gateway_clients_behind_records", state] <= count
+            slow.release()
+            await until(lambda: any(e["event"] == "gap" for e in slow.events), "a gap", WITHIN)
+            told = {**of, "wire": "sse", "reason": "skipped"}
+            found = await scrapes(
+                gateway, lambda each: not each["gateway_clients_behind", state], "none behind"
+            )
+            gaps = sum(event["event"] == "gap" for event in slow.events)
+            assert found["gateway_client_gaps_total", told] == gaps
+
+
+async def test_what_is_refused_and_what_is_written_is_counted(kafka: EmbeddedKafka):
+    routes = [{"when": [{"path": "/stock"}], "with": {"topic": "stock", "produce": True}}]
+    listen = {"limits": {"connections": 1}}
+    config = config_for(kafka.bootstrap, ["stock"], routes, listen=listen)
+    async with running_gateway(config) as running:
+        url = running.base_url + "/stock"
+        async with (
+            Multiplex(running.base_url, "/stock") as socket,
+            httpx.AsyncClient(trust_env=False) as http,
+        ):
+            for number in range(20):
+                await socket.say("produce", id=str(number), value="a" * 100)
+            await socket.wait(lambda: sum(each["type"] == "produced" for each in socket.said) == 20)
+            kafka.fail(0, 10)  # MESSAGE_TOO_LARGE
+            await socket.say("produce", id="large", value="a")
+            await socket.next("large", "error")
+            for _ in range(3):
+                assert (await http.get(url)).status_code == 503
+            assert (await http.get(running.base_url + "/none")).status_code == 404
+            assert (await http.post(url)).status_code == 405
+            found = await scraped(running)
+        assert found["gateway_refused_connections_total", {"limit": "connections"}] == 3
+        for status, count in ((503, 3), (404, 1), (405, 1)):
+            assert found["gateway_refused_requests_total", {"status": status}] == count
+        of = {"topic": "stock"}
+        for outcome, count in (("written", 20), ("refused", 1)):
+            assert found["gateway_produced_records_total", {**of, "outcome": outcome}] == count
+        assert found["gateway_produce_seconds_count", of] == 20
+        assert found["gateway_produced_bytes_total", of] >= 2000
+        assert found["gateway_produce_waiting_bytes", {}] == 0
+
+
+async def test_one_scrape_is_of_all_workers_whoever_is_asked(kafka: EmbeddedKafka):
+    config = config_for(kafka.bootstrap, ["stock"])
+    async with running_workers(config, 2) as gateway, AsyncExitStack() as stack:
+        url = gateway.base_url + "/events/stock"
+        clients = [RawClient(url) for _ in range(12)]
+        for client in clients:
+            await stack.enter_async_context(client)
+        await asyncio.gather(*(client.wait(1, WITHIN) for client in clients))
+        oracle = await stack.enter_async_context(Oracle(kafka.bootstrap[0]))
+        await oracle.produce("stock", 30)
+        await until(lambda: all(records(each) == 30 for each in clients), "all", WITHIN)
+        of = {"route": "/events/stock", "wire": "sse"}
+        for _ in range(4):  # by connections of their own: of either worker
+            found = await scraped(gateway)
+            assert found["gateway_workers", {}] == 2
+            assert found["gateway_workers_missing", {}] == 0
+            assert found["gateway_clients", of] == 12
+            assert found["gateway_deliveries_total", of] == 360
+            assert found["gateway_delivery_latency_seconds_count", of] == 360
+            assert (
+                found["process_open_fds", {"worker": 1}]
+                > 0
+                < found["process_open_fds", {"worker": 2}]
+            )
+
+
+async def test_figures_are_sent_by_otlp_too(kafka: EmbeddedKafka):
+    with collector() as back:
+        telemetry: dict[str, Any] = {
+            "metrics": {"otlp": back.url, "interval": "1s"},
+            "headers": {"authorization": "Bearer s3cret-s3cret"},
+        }
+        telemetry["metrics"]["prometheus"] = None
+        config = config_for(kafka.bootstrap, ["stock"], telemetry=telemetry)
+        async with (
+            running_gateway(config) as running,
+            RawClient(running.base_url + "/events/stock") as client,
+        ):
+            await client.wait(1, WITHIN)
+            labels = {"route": "/events/stock", "wire": "sse"}
+            await until(lambda: back.value("gateway_clients", **labels) == 1, "the figure", WITHIN)
+            assert back.resource["service.name"] == "test"
+            assert back.requests[-1][1]["authorization"] == "Bearer s3cret-s3cret"
+            async with httpx.AsyncClient(trust_env=False) as http:
+                assert (await http.get(running.base_url + "/metrics")).status_code == 404
+            assert await running.stop() == 0
+            assert "s3cret" not in running.log
