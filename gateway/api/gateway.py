@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pydantic import ValidationError
 
-from .. import __version__
 from ..config import Settings, load
 from ..config.problems import dotted
 from ..errors import ConfigError, GatewayError
@@ -166,7 +166,7 @@ def _tracing(settings: Settings) -> Tracing | None:
         traces.otlp,
         share=traces.sample,
         headers={name: secret.get_secret_value() for name, secret in headers.items()},
-        resource=resource(settings.name, __version__),
+        resource=resource(settings.name, version("gateway")),
     )
 
 

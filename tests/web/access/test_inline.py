@@ -53,7 +53,8 @@ async def test_a_user_is_granted_what_the_file_says():
         basic("ada", "lovelace"), basic("ada", ""), basic("eve", "love:lace"), basic("", ""),
         basic("bot", ""), basic("bot", "t0p-secret"), basic("ADA", "love:lace"),
         bearing("love:lace"), bearing("t0p-secreT"), bearing("t"),
-        connection(("Authorization", "Basic !!!")), connection(("Authorization", "Basic /w==")), connection(("Authorization", "Basic ")),
+        connection(("Authorization", "Basic !!!")), connection(("Authorization", "Basic /w==")),
+        connection(("Authorization", "Basic ")),
     ],
 )  # fmt: skip
 async def test_nobody_else_comes_in(came: Any):
