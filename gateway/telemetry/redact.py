@@ -26,7 +26,7 @@ _PAIR = re.compile(r"([?&;]|^)([^=&;?#\s]+)=([^&;#\s\"']*)")
 
 def hide(names: Iterable[str]) -> None:
     """Parameters of queries that hold secrets, besides the usual ones."""
-    _SECRET.update(name.lower() for name in names)
+    _SECRET.update(_plain(name) for name in names)
 
 
 def redacted(url: str) -> str:

@@ -135,10 +135,13 @@ class Tracing:
 
     @contextmanager
     def sending(self, topic: str, headers: Headers) -> Iterator[Headers]:
-        """While a client's record is written; its headers, with where it comes from."""
-        told = traceparent.of_headers(headers)
-        span = self._current.get()
-        context = self._context(told) if span is None else set_span_in_context(span, Context())
+        """While a client's record is written; its headers, with where it comes from. It is a child
+        of what they name already, or of the request that brings it."""
+        told, span = traceparent.of_headers(headers), self._current.get()
+        if told is None and span is not None and span.is_recording():
+            context: Context | None = set_span_in_context(span, Context())
+        else:
+            context = self._context(told)
         if context is None:
             yield headers
             return

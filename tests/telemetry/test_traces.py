@@ -93,19 +93,19 @@ async def test_a_request_is_a_child_of_its_header_and_its_lines_name_the_trace()
 
 async def test_a_record_that_is_written_names_the_span_of_its_writing():
     async with tracing() as (made, spans):
-        with (
-            made.request("POST", None),
-            made.sending("orders", [("a", b"1"), ("traceparent", parent())]) as headers,
-        ):
+        with made.request("POST", None), made.sending("orders", [("a", b"1")]) as headers:
             told = of_headers(headers)
+        with made.sending("orders", [("traceparent", parent()), ("a", b"1")]) as others:
+            pass
         with pytest.raises(RuntimeError), made.sending("orders", []):
             raise RuntimeError("no leader")
         await made.close()
-        sent, request, failed = spans()
+        sent, request, other, failed = spans()
     assert told is not None and [name for name, _ in headers] == ["a", "traceparent"]
     assert (f"{told.trace:032x}", f"{told.span:016x}", told.sampled) == (sent.trace, sent.id, True)
     assert (sent.name, sent.kind, sent.parent) == ("send orders", PRODUCER, request.id)
-    assert sent.links == (hexed(),)
+    assert (other.trace, other.parent, other.links) == (*hexed(), (hexed(),))
+    assert [name for name, _ in others] == ["a", "traceparent"]
     assert failed.failed and failed.parent == "" and not sent.failed
 
 

@@ -1,0 +1,174 @@
+"""A record's way from its producer to the browser, as a tracing back end sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from aiokafka import AIOKafkaProducer
+from support.brokers import embedded_kafka
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, running_gateway
+from support.multiplex import Multiplex
+from support.otlp import Collector, collector
+from support.until import until
+
+from gateway.kafka.embedded import EmbeddedKafka
+from gateway.telemetry.traceparent import parse
+
+WITHIN = 60.0
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+UNSAMPLED = f"00-{TRACE}-{SPAN}-00"
+ROUTES = [
+    {"when": [{"path": "/of/{key}"}], "with": {"topic": "orders", "produce": True,
+     "format": "envelope", "filters": [{"key": "${params.key}"}]}},
+]  # fmt: skip
+
+kafka = embedded_kafka({"orders": 1}, scope="function")
+
+
+@pytest.fixture
+def back() -> Iterator[Collector]:
+    with collector() as made:
+        yield made
+
+
+@asynccontextmanager
+async def traced(kafka: EmbeddedKafka, back: Collector, **traces: Any) -> AsyncIterator[Gateway]:
+    telemetry = {"traces": {"otlp": back.url, "sample": "100%", **traces}}
+    config = config_for(kafka.bootstrap, ["orders"], ROUTES, telemetry=telemetry)
+    async with running_gateway(config) as running:
+        yield running
+
+
+async def produce(kafka: EmbeddedKafka, key: str, *traceparents: str | None) -> None:
+    """A record with each of these."""
+    async with AIOKafkaProducer(bootstrap_servers=kafka.bootstrap) as producer:
+        for n, told in enumerate(traceparents):
+            headers = [] if told is None else [("traceparent", told.encode())]
+            await producer.send_and_wait("orders", b"%d" % n, key.encode(), headers=headers)
+
+
+def messages(client: RawClient) -> list[dict[str, Any]]:
+    return [json.loads(e["data"]) for e in client.events if e["event"] == "message"]
+
+
+async def test_a_record_is_followed_from_its_producer_to_its_clients(
+    kafka: EmbeddedKafka, back: Collector
+):
+    async with traced(kafka, back) as running:
+        url = running.base_url + "/of/ada"
+        clients = [RawClient(url) for _ in range(3)]
+        other = RawClient(running.base_url + "/of/bob")
+        async with clients[0], clients[1], clients[2], other:
+            await asyncio.gather(*(client.wait(1, WITHIN) for client in [*clients, other]))
+            await produce(kafka, "ada", None, UNSAMPLED, PARENT, "junk")
+            await until(lambda: all(len(messages(each)) == 4 for each in clients), "all", WITHIN)
+            await until(lambda: _clients(back) >= 3, "the deliveries", WITHIN)
+        assert await running.stop() == 0
+    delivered = back.named("deliver")
+    assert _clients(back) == 3, "of one record, to those who have it, once each"
+    assert {span.trace for span in delivered} == {TRACE}
+    assert {span.parent for span in delivered} == {SPAN}
+    assert {span.links for span in delivered} == {((TRACE, SPAN),)}
+    assert all(span.attributes["messaging.kafka.offset"] == 2 for span in delivered)
+    assert all(span.attributes["http.route"] == "/of/{key}" for span in delivered)
+    assert back.named("kafka Fetch") and back.resource["service.name"] == "test"
+
+
+def _clients(back: Collector) -> int:
+    return sum(span.attributes["gateway.clients"] for span in back.named("deliver"))
+
+
+async def test_a_request_is_a_span_until_its_answer_begins_and_shows_no_secret(
+    kafka: EmbeddedKafka, back: Collector
+):
+    async with traced(kafka, back) as running:
+        path, headers = "/of/ada?from=live&token=s3cret", {"traceparent": PARENT}
+        async with RawClient(running.base_url + path, headers=headers) as client:
+            await client.wait(1, WITHIN)  # and it goes on
+            await until(lambda: back.named("GET /of"), "the span", WITHIN)
+        async with httpx.AsyncClient(trust_env=False) as http:
+            await http.get(running.base_url + "/none")
+        await until(lambda: _of_path(back, "/none"), "the other", WITHIN)
+        assert await running.stop() == 0
+    (span,) = back.named("GET /of")
+    assert (span.name, span.trace, span.parent) == ("GET /of/{key}", TRACE, SPAN)
+    assert span.attributes == {
+        "http.request.method": "GET",
+        "http.route": "/of/{key}",
+        "http.response.status_code": 200,
+        "url.path": "/of/ada",
+        "url.query": "from=live&token=***",
+    }
+    (refused,) = _of_path(back, "/none")
+    assert refused.attributes["http.response.status_code"] == 404 and refused.parent == ""
+    assert not any(b"s3cret" in body for _, _, body in back.requests)
+
+
+def _of_path(back: Collector, path: str) -> list[Any]:
+    return [span for span in back.spans if span.attributes.get("url.path") == path]
+
+
+async def test_what_a_client_writes_is_followed_to_who_reads_it(
+    kafka: EmbeddedKafka, back: Collector
+):
+    async with traced(kafka, back) as running:
+        url = running.base_url + "/of/ada"
+        async with RawClient(url) as client, Multiplex(running.base_url, "/of/ada") as socket:
+            await client.wait(1, WITHIN)
+            headers = {"traceparent": PARENT}
+            await socket.say("produce", id="1", key="ada", value="a", headers=headers)
+            await socket.next("1", "produced")
+            await until(lambda: messages(client), "the record", WITHIN)
+            (message,) = messages(client)
+            await until(lambda: back.named("deliver"), "its delivery", WITHIN)
+        assert await running.stop() == 0
+    (sent,) = back.named("send")
+    assert (sent.trace, sent.parent, sent.links) == (TRACE, SPAN, ((TRACE, SPAN),))
+    written = parse(dict(message["headers"])["traceparent"].encode())
+    assert written is not None and f"{written.span:016x}" == sent.id
+    for delivered in back.named("deliver"):
+        assert (delivered.trace, delivered.parent) == (TRACE, sent.id)
+        assert sent.began <= delivered.ended
+    assert back.named("kafka Produce")
+
+
+async def test_a_back_end_that_is_away_harms_nobody(kafka: EmbeddedKafka, back: Collector):
+    async with traced(kafka, back, otlp="http://127.0.0.1:9") as running:
+        async with RawClient(running.base_url + "/of/ada") as client:
+            await client.wait(1, WITHIN)
+            await produce(kafka, "ada", *[PARENT] * 50)
+            await until(lambda: len(messages(client)) == 50, "all", WITHIN)
+        assert await running.stop() == 0
+
+
+OFF = """
+import asyncio, sys
+import httpx
+from gateway.config import loads
+from gateway.web.app import create_app
+
+async def main():
+    app = create_app(loads("kafka: {servers: ['127.0.0.1:9']}"))
+    async with app.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://a") as http:
+            assert (await http.get("/metrics")).status_code == 200
+
+asyncio.run(main())
+print([name for name in sys.modules if name.startswith(("opentelemetry", "google.protobuf"))])
+"""
+
+
+def test_without_traces_opentelemetry_is_not_even_imported():
+    done = subprocess.run([sys.executable, "-c", OFF], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
