@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
+from ... import config as configured
 from ...config import Http, Inline, Jwt, Route, Settings
 from ...errors import NotGranted
+from ...telemetry.redact import hide
 from .credentials import bearer
 from .elsewhere import Elsewhere
 from .grant import NOBODY, Grant, Granted
@@ -35,6 +37,8 @@ class Guards:
         self._fetched: list[Fetched] = []
         named = {name for route in settings.routes for name in route.guarded}
         self._guards = {name: self._made(name, settings) for name in sorted(named)}
+        for guard in settings.guards.values():
+            hide(_secret(guard))
 
     async def __call__(
         self,
@@ -112,6 +116,13 @@ class Guards:
         fetched = Fetched(name, guard.keys, guard.jwks, self._elsewhere)
         self._fetched.append(fetched)
         return fetched
+
+
+def _secret(guard: configured.Guard) -> Iterable[str]:
+    """The parameters of a query that hold its credentials."""
+    if isinstance(guard, Http):
+        return guard.forward.query
+    return guard.credentials.query if isinstance(guard, (Jwt, Inline)) else ()
 
 
 async def _grant(guard: Guard, roles: Sequence[str], asked: Asked) -> Grant:

@@ -1,0 +1,433 @@
+"""Who is let in to which stream, on every wire, over the socket of a gateway as it runs.
+
+Tokens are signed by keys made here, and the keys are had from a server of HTTP.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from cryptography.hazmat.primitives import serialization
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from support.brokers import embedded_kafka
+from support.gateways import Gateway, config_for, running_gateway
+from support.issuer import AUDIENCE, NAME, Issuer, JwksSite, jwk, private_key, rsa_key
+from support.knock import WIRES, WITHIN, Comes, Told, knock
+from support.multiplex import Multiplex
+from support.served import served
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+of_module: Any = {"scope": "module", "loop_scope": "module"}
+
+kafka = embedded_kafka({"orders": 1})
+
+ISSUER, MACHINES = Issuer(), Issuer("HS256", "shared")
+SHOP, EVIL = "https://shop.example", "https://evil.example"
+PAST, FUTURE = 1_000_000_000, int(time.time()) + 100_000
+READ = "orders:read"
+PLACE = "{credentials}"
+BEARER = {"authorization": f"Bearer {PLACE}"}
+
+GUARDED: Mapping[str, Mapping[str, list[str]]] = {
+    "open": {},
+    "read": {"login": [READ]},
+    "any": {"login": []},
+    "shared": {"machines": []},
+    "session": {"session": ["staff"]},
+    "both": {"login": [READ], "session": []},
+    "dev": {"dev": ["read"]},
+}
+
+
+def path(name: str) -> str:
+    return f"/events/{name}"
+
+
+async def application(scope: Any, receive: Any, send: Any) -> None:
+    """Knows the cookie of ada, and a ticket; denies eve's, and fails on others'."""
+    request = Request(scope)
+    shown = request.cookies.get("session") or request.query_params.get("ticket")
+    answers: Mapping[str | None, Response] = {
+        "of-ada": JSONResponse({"identity": "ada", "roles": ["staff"]}),
+        "of-guest": JSONResponse({"identity": "guest"}),
+        "of-eve": Response(status_code=403),
+        "old": Response(status_code=401),
+        "login": Response(status_code=302, headers={"Location": "/login"}),
+        "nobody": JSONResponse({"roles": ["staff"]}),
+    }
+    await answers.get(shown, Response(status_code=500))(scope, receive, send)
+
+
+@pytest_asyncio.fixture(**of_module)
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+    async with served(JwksSite(ISSUER)) as issuer, served(application) as app:
+        guards = {
+            "login": {
+                "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": issuer,
+                "credentials": {
+                    "headers": BEARER,
+                    "cookies": {"access": PLACE},
+                    "query": {"access_token": PLACE, "x": PLACE},
+                },
+            },
+            "machines": {
+                "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "algorithms": ["HS256"],
+                "keys": MACHINES.jwks,
+            },
+            "session": {
+                "type": "http", "url": app,
+                "forward": {"headers": ["cookie"], "query": ["ticket"]},
+            },
+            "dev": {
+                "type": "inline", "credentials": {"headers": BEARER, "query": {"my-key": PLACE}},
+                "users": {
+                    "ada": {"password": "lovelace", "roles": ["read"]},
+                    "bot": {"token": "t0p-secret", "roles": ["read"]},
+                    "guest": {"token": "t0p-guest"},
+                },
+            },
+        }  # fmt: skip
+        routes = [
+            {"when": [{"path": path(name)}], "guarded": guarded, "with": {"topic": "orders"}}
+            for name, guarded in GUARDED.items()
+        ]
+        routes.append(
+            {"when": [{"path": "/write"}], "guarded": {"login": ["orders:write"]},
+             "with": {"topic": "orders", "produce": True}}
+        )  # fmt: skip
+        listen = {
+            "access-control": {
+                "policy": "cross-origin", "allow": {"origins": [SHOP], "credentials": True}
+            }
+        }  # fmt: skip
+        config = config_for(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
+        debug = [each for room in ("web", "hub") for each in ("--debug", room)]
+        async with running_gateway(config, arguments=debug) as running:
+            yield running
+
+
+def token(**options: Any) -> str:
+    return ISSUER.token(scope=f"profile {READ}", **options)
+
+
+def encoded(part: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+
+
+def unsigned(algorithm: str, signed: Callable[[bytes], bytes] = lambda text: b"") -> str:
+    head = encoded({"alg": algorithm, "kid": "k0"})
+    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "ada", "exp": FUTURE, "scope": READ}
+    text = f"{head}.{encoded(claims)}"
+    signature = base64.urlsafe_b64encode(signed(text.encode())).decode().rstrip("=")
+    return f"{text}.{signature}"
+
+
+def by_public_key(text: bytes) -> bytes:
+    """HS256, with what everybody knows as the secret."""
+    public = rsa_key().public_key()
+    encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hmac.new(public.public_bytes(encoding, form), text, hashlib.sha256).digest()
+
+
+def resigned(good: str) -> str:
+    """The claims of another, under a signature that was good."""
+    head, _, signature = good.split(".")
+    claims = {"iss": NAME, "aud": AUDIENCE, "sub": "eve", "exp": FUTURE, "scope": READ}
+    return f"{head}.{encoded(claims)}.{signature}"
+
+
+# (the token, the status, a word of what is said)
+TOKENS: Mapping[str, tuple[Callable[[], str], int, str]] = {
+    "good": (token, 200, ""),
+    "good, of several audiences": (lambda: token(aud=["shop", AUDIENCE]), 200, ""),
+    "good, by another algorithm of the key": (lambda: token(algorithm="PS384"), 200, ""),
+    "good, without a key id": (lambda: token(headers={"kid": None}), 200, ""),
+    "expired": (lambda: token(exp=PAST), 401, "expired"),
+    "not valid yet": (lambda: token(nbf=FUTURE), 401, "not valid yet"),
+    "of another audience": (lambda: token(aud="shop"), 401, "audience"),
+    "of no audience": (lambda: token(aud=None), 401, "no claim aud"),
+    "of another issuer": (lambda: token(iss=EVIL), 401, "issuer"),
+    "of no issuer": (lambda: token(iss=None), 401, "no claim iss"),
+    "of nobody": (lambda: token(sub=None), 401, "names nobody"),
+    "without a signature": (lambda: unsigned("none"), 401, "no key"),
+    "of an algorithm nobody knows": (lambda: unsigned("None"), 401, "no key"),
+    "signed with the public key": (lambda: unsigned("HS256", by_public_key), 401, "no key"),
+    "of another key": (lambda: token(key=rsa_key(1)), 401, "signature"),
+    "of another kind of key": (lambda: Issuer("ES256").token(scope=READ), 401, "no key"),
+    "of an unknown key": (lambda: token(headers={"kid": "k9"}), 401, "no key"),
+    "with its own key": (
+        lambda: token(key=rsa_key(1), headers={"jwk": jwk(rsa_key(1))}), 401, "signature"),
+    "with claims of another": (lambda: resigned(token()), 401, "signature"),
+    "with extensions": (lambda: unsigned("RS256").replace(
+        encoded({"alg": "RS256", "kid": "k0"}),
+        encoded({"alg": "RS256", "kid": "k0", "crit": ["b64"], "b64": True})), 401, "extensions"),
+    "cut short": (lambda: token()[:-9], 401, "no JWT|signature"),
+    "no token at all": (lambda: "not-a-jwt-at-all", 401, "no JWT"),
+    "without the role": (lambda: ISSUER.token(scope="profile"), 403, READ),
+    "without roles": (lambda: ISSUER.token(), 403, READ),
+    "with the role in another case": (lambda: ISSUER.token(scope="Orders:Read"), 403, READ),
+    "with roles in a list": (lambda: ISSUER.token(scope=["a", READ]), 200, ""),
+}  # fmt: skip
+
+
+def told_well(told: Told, wire: str, status: int, word: str) -> None:
+    assert told.status == status, told
+    if status == 200:
+        assert "begin" in told.said
+        return
+    assert any(each in told.said for each in word.split("|")), told
+    if wire == "multiplex":  # a message, which has no header
+        assert told.problem["code"] == {401: "unauthorized", 403: "forbidden"}[status]
+        return
+    kinds = {401: 'error="invalid_token"', 403: 'error="insufficient_scope"'}
+    assert kinds[status] in told.challenge
+    assert told.headers["content-type"] == "application/problem+json"
+    assert told.problem["status"] == status and ";" in told.problem["detail"]
+    if status == 403:
+        assert told.problem["roles"] == [word] and f'scope="{word}"' in told.challenge
+
+
+def nowhere(secret: str, gateway: Gateway, told: Told) -> None:
+    """Not in the answer, and not in the log."""
+    for part in secret.split("."):
+        if len(part) > 8:
+            assert part not in told.said + str(told.headers)
+            assert part not in gateway.log
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("case", TOKENS)
+async def test_a_token_opens_what_it_is_for(gateway: Gateway, wire: str, case: str):
+    make, status, word = TOKENS[case]
+    secret = make()
+    told = await knock(wire, gateway.base_url, path("read"), Comes.bearing(secret))
+    told_well(told, wire, status, word)
+    nowhere(secret, gateway, told)
+
+
+WAYS: Mapping[str, Callable[[str], Comes]] = {
+    "header": Comes.bearing,
+    "header in lower case": lambda secret: Comes({"authorization": f"bearer {secret}"}),
+    "cookie": lambda secret: Comes({"Cookie": f"theme=dark; access={secret}"}),
+    "query": lambda secret: Comes(query={"access_token": secret}),
+    "query under a name of its own": lambda secret: Comes(query={"from": "live", "x": secret}),
+    "subprotocol": lambda secret: Comes(protocols=("gateway.v1", f"bearer.{secret}")),
+}
+
+
+@pytest.mark.parametrize(
+    ("way", "wire"),
+    [
+        (way, wire)
+        for way in WAYS
+        for wire in (("socket", "multiplex") if way == "subprotocol" else WIRES)
+    ],
+)
+async def test_a_token_may_come_in_several_ways_and_is_never_told_again(
+    gateway: Gateway, wire: str, way: str
+):
+    for secret, status, word in ((token(), 200, ""), (token(exp=PAST), 401, "expired")):
+        told = await knock(wire, gateway.base_url, path("read"), WAYS[way](secret))
+        told_well(told, wire, status, word)
+        nowhere(secret, gateway, told)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize(
+    ("name", "comes", "status"),
+    [
+        ("open", Comes(), 200),
+        ("open", Comes.bearing("nonsense"), 200),
+        ("any", Comes.bearing(ISSUER.token()), 200),
+        ("shared", Comes.bearing(MACHINES.token()), 200),
+        ("shared", Comes.bearing(MACHINES.token(algorithm="HS512")), 401),
+        ("shared", Comes.bearing(MACHINES.token(key=private_key("HS256", 7))), 401),
+        ("shared", Comes.bearing(ISSUER.token()), 401),
+        ("shared", Comes({"Cookie": f"access={MACHINES.token()}"}), 401),
+        ("session", Comes({"Cookie": "session=of-ada"}), 200),
+        ("session", Comes(query={"ticket": "of-ada"}), 200),
+        ("session", Comes({"Cookie": "session=of-guest"}), 403),
+        ("session", Comes({"Cookie": "session=of-eve"}), 403),
+        ("session", Comes({"Cookie": "session=old"}), 401),
+        ("session", Comes({"Cookie": "session=login"}), 503),
+        ("session", Comes({"Cookie": "session=nobody"}), 503),
+        ("session", Comes({"Cookie": "session=makes-it-fail"}), 503),
+        ("both", Comes({**Comes.bearing(token()).headers, "Cookie": "session=of-guest"}), 200),
+        ("both", Comes({**Comes.bearing(token()).headers, "Cookie": "session=old"}), 401),
+        ("both", Comes({"Authorization": "Bearer x", "Cookie": "session=of-ada"}), 401),
+        ("both", Comes.bearing(token()), 401),
+        ("dev", Comes({"Authorization": "Basic YWRhOmxvdmVsYWNl"}), 200),
+        ("dev", Comes.bearing("t0p-secret"), 200),
+        ("dev", Comes({"Authorization": "Basic YWRhOmxvdmVsYWNlLg=="}), 401),
+        ("dev", Comes.bearing("t0p-guest"), 403),
+    ],
+)
+async def test_every_guard_knows_its_own(
+    gateway: Gateway, wire: str, name: str, comes: Comes, status: int
+):
+    told = await knock(wire, gateway.base_url, path(name), comes)
+    assert told.status == status, told
+    if status == 503 and wire in ("events", "lines"):
+        assert 3 <= int(told.headers["retry-after"]) <= 10
+
+
+@pytest.mark.parametrize("name", [name for name, guarded in GUARDED.items() if guarded])
+@pytest.mark.parametrize("wire", WIRES)
+async def test_who_brings_nothing_is_asked_who_it_is(gateway: Gateway, wire: str, name: str):
+    """Without an error: nothing is wrong yet (RFC 6750 3.1)."""
+    told = await knock(wire, gateway.base_url, path(name))
+    assert told.status == 401, told
+    guard = next(iter(GUARDED[name]))
+    assert f"guarded by '{guard}'" in told.said
+    if wire != "multiplex":
+        assert 'Bearer realm="test"' in told.challenge and "error" not in told.challenge
+        assert told.challenge.startswith("Basic" if name == "dev" else "Bearer")
+
+
+async def test_who_sends_two_tokens_in_one_place_is_refused(gateway: Gateway):
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        twice = [("Authorization", f"Bearer {token()}")] * 2
+        for headers, query in ((twice, ""), ([], f"?x={token()}&x={token()}")):
+            answer = await http.get(gateway.base_url + path("read") + query, headers=headers)
+            assert answer.status_code == 400, answer.text
+            assert 'error="invalid_request"' in answer.headers["www-authenticate"]
+            assert token()[:30] not in gateway.log
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_a_secret_that_looks_like_none_is_hidden_by_the_name_it_comes_under(
+    gateway: Gateway, wire: str
+):
+    for name, comes, status in (
+        ("dev", {"my-key": "t0p-secret"}, 200),
+        ("dev", {"my-key": "plainword"}, 401),
+        ("session", {"ticket": "of-ada"}, 200),
+        ("session", {"ticket": "of-anybody"}, 503),
+    ):
+        (secret,) = comes.values()
+        told = await knock(wire, gateway.base_url, path(name), Comes(query=comes))
+        assert told.status == status, told
+        assert secret not in told.said + str(told.headers) + gateway.log
+    assert "stream asked" in gateway.log, "the log tells of streams"
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "POST"])
+async def test_other_methods_say_no_more_than_before(gateway: Gateway, method: str):
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        answer = await http.request(method, gateway.base_url + path("read"))
+        assert answer.status_code == {"HEAD": 401, "OPTIONS": 204, "POST": 405}[method]
+        good = await http.request(
+            method, gateway.base_url + path("read"), headers=Comes.bearing(token()).headers
+        )
+        assert good.status_code == {"HEAD": 200, "OPTIONS": 204, "POST": 405}[method]
+
+
+# Pages of other sites
+
+
+@pytest.mark.parametrize(
+    ("origin", "asked", "status", "allowed"),
+    [
+        (SHOP, "authorization", 200, True),
+        (SHOP, "authorization, last-event-id", 200, True),
+        (EVIL, "authorization", 400, False),
+        ("null", "authorization", 400, False),
+    ],
+)
+async def test_a_preflight_needs_no_token_and_lets_listed_sites_in(
+    gateway: Gateway, origin: str, asked: str, status: int, allowed: bool
+):
+    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+        headers = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "GET",
+            "Access-Control-Request-Headers": asked,
+        }
+        answer = await http.options(gateway.base_url + path("read"), headers=headers)
+        assert answer.status_code == status
+        assert (answer.headers.get("access-control-allow-origin") == origin) == allowed
+
+
+@pytest.mark.parametrize("wire", ["events", "lines"])
+@pytest.mark.parametrize("good", [True, False])
+@pytest.mark.parametrize("origin", [SHOP, EVIL])
+async def test_only_pages_of_listed_sites_may_read_the_answer_also_a_refusal(
+    gateway: Gateway, wire: str, origin: str, good: bool
+):
+    secret = token() if good else token(exp=PAST)
+    comes = Comes({**Comes.bearing(secret).headers, "Origin": origin})
+    told = await knock(wire, gateway.base_url, path("read"), comes)
+    assert told.status == (200 if good else 401)
+    assert (told.headers.get("access-control-allow-origin") == origin) == (origin == SHOP)
+
+
+@pytest.mark.parametrize("wire", ["socket", "multiplex"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": SHOP}, 200),
+        ({"Origin": EVIL}, 403),
+        ({"Origin": EVIL, "Cookie": "access=TOKEN"}, 403),
+        ({"Origin": SHOP, "Cookie": "access=TOKEN"}, 200),
+        ({"Origin": "null"}, 403),
+    ],
+)
+async def test_a_socket_is_opened_by_pages_of_listed_sites_only(
+    gateway: Gateway, wire: str, headers: dict[str, str], status: int
+):
+    """No token helps a page of another site: its cookies go along unasked."""
+    secret = token()
+    filled = {name: value.replace("TOKEN", secret) for name, value in headers.items()}
+    protocols = () if "Cookie" in headers else (f"bearer.{secret}",)
+    told = await knock(wire, gateway.base_url, path("read"), Comes(filled, protocols=protocols))
+    assert told.status == status, told
+    if status == 403:
+        assert told.problem["title"] == "Foreign origin"
+
+
+# A session's streams, its records and its renewal
+
+
+async def test_every_stream_of_a_session_is_guarded_by_itself(gateway: Gateway):
+    protocols: Any = [f"bearer.{ISSUER.token()}"]
+    async with Multiplex(gateway.base_url, subprotocols=protocols) as socket:
+        await socket.subscribe("any", path("any"))
+        await socket.say("subscribe", id="read", path=path("read"))
+        error = await socket.next("read", "error")
+        assert (error["code"], error["roles"]) == ("forbidden", [READ])
+        await socket.say("token", jwt=token(exp=PAST))
+        assert (await socket.next(None, "error"))["code"] == "unauthorized"
+        await socket.say("token", jwt=token())
+        await socket.next(None, "renewed")
+        await socket.subscribe("read", path("read"))
+        await socket.say("change", id="any", path=path("dev"))
+        assert (await socket.next("any", "error"))["code"] == "unauthorized"
+        await socket.subscribe("open", path("open"))
+
+
+async def test_a_record_is_written_by_who_may(gateway: Gateway):
+    for scope, kind in ((READ, "error"), ("orders:write", "produced")):
+        protocols: Any = [f"bearer.{ISSUER.token(scope=scope)}"]
+        async with Multiplex(gateway.base_url, subprotocols=protocols) as socket:
+            await socket.say("produce", id="p", path="/write", value="1")
+            told = await socket.next("p", kind)
+            assert told.get("roles") == (["orders:write"] if kind == "error" else None)
+
+
+async def test_what_streams_there_are_is_told_with_the_guard_of_each(gateway: Gateway):
+    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
+        told = (await http.get("/asyncapi.json")).json()
+        assert told["components"]["securitySchemes"]
+        assert "t0p-secret" not in str(told) + (await http.get("/")).text
