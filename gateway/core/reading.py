@@ -292,9 +292,10 @@ class Reading:
         offset = self.place.offset
         assert offset is not None
         out = self._readied(approximate=False)
-        out += self._gaps
-        self.lineage += sum(gap.reason in BACK for gap in self._gaps)
-        self._gaps = []
+        if self._gaps:
+            out += self._gaps
+            self.lineage += sum(gap.reason in BACK for gap in self._gaps)
+            self._gaps = []
         out += fetched.entries
         if fetched.next > offset:
             self.progress_at = now

@@ -17,7 +17,7 @@ Measured, one core, 200-byte values, CRC checked: 2.1 M records/s in batches of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatch
@@ -62,7 +62,7 @@ def decode(
     data: bytes,
     fetch_offset: int,
     *,
-    aborted: Iterable[tuple[int, int]] = (),
+    aborted: Collection[tuple[int, int]] = (),
     read_committed: bool = True,
     end: int | None = None,
 ) -> Decoded:
@@ -97,7 +97,7 @@ class _Decoder:
         tp: TopicPartition,
         data: bytes,
         fetch_offset: int,
-        aborted: Iterable[tuple[int, int]],
+        aborted: Collection[tuple[int, int]],
         end: int | None,
     ) -> None:
         self.tp = tp
@@ -109,7 +109,9 @@ class _Decoder:
         self.epoch = -1
         self.end = end
         self.entries: list[Entry] = []
-        self.aborted = sorted(((first, producer) for producer, first in aborted), reverse=True)
+        self.aborted: list[tuple[int, int]] = []
+        if aborted:  # rarely, and 0.6 us even where there are none
+            self.aborted = sorted(((first, producer) for producer, first in aborted), reverse=True)
         self.aborting: set[int] = set()
         self.error: str | None = None
 

@@ -189,7 +189,7 @@ class Lane:
             read_committed=job.committed,
             end=fetched.high_watermark,
         )
-        entries, after, epoch = list(decoded.entries), decoded.next_offset, decoded.last_epoch
+        entries, after, epoch = decoded.entries, decoded.next_offset, decoded.last_epoch
         if decoded.error is not None and after == job.want.offset:
             damaged = self._damaged(job, fetched, decoded.error, now)
             if damaged is None:
