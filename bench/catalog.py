@@ -13,7 +13,18 @@ from .peers.nchan import Nchan
 from .peers.ours import Ours
 from .peers.peer import Peer
 from .peers.raw import Raw
-from .works import broadcast, catchup, deflate, first, idle, loop, pace, partitions, storm
+from .works import (
+    broadcast,
+    catchup,
+    deflate,
+    first,
+    idle,
+    loop,
+    pace,
+    partitions,
+    storm,
+    telemetry,
+)
 from .works.work import Cell
 
 Work: TypeAlias = Callable[..., Coroutine[Any, Any, Cell]]  # of a Kafka and a peer
@@ -49,6 +60,7 @@ WORKS: Mapping[str, Work] = {
     "first": partial(first.run, size=first.Size()),
     "partitions": partial(partitions.run, size=partitions.Size()),
     "loop": partial(loop.run, size=loop.Size()),
+    "telemetry": partial(telemetry.run, size=telemetry.Size()),
     "clients": partial(
         broadcast.run,
         size=broadcast.Size(clients=(10, 100, 1000, 5000, 10_000), seconds=1.0, repeats=1),

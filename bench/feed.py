@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from enum import StrEnum
+from random import getrandbits
 from typing import Any, Protocol
 
 import confluent_kafka
@@ -41,7 +42,8 @@ class Feed(Protocol):
 
 class KafkaFeed:
     """joined: how many records of one `send` become one batch.
-    channel: the header that is to name the client's key, or `all`."""
+    channel: the header that is to name the client's key, or `all`.
+    traced: each is of a trace of its own, which is recorded where it comes from."""
 
     def __init__(
         self,
@@ -52,8 +54,10 @@ class KafkaFeed:
         *,
         channel: str = "",
         prose: bool = False,
+        traced: bool = False,
     ) -> None:
         self.sent = 0
+        self._traced = traced
         self._prose = prose
         self._topic = topic
         self._partitions = partitions
@@ -79,6 +83,9 @@ class KafkaFeed:
         if self._channel:
             where["headers"] = {self._channel: where.get("key", b"all")}
         for _ in range(count):
+            if self._traced:
+                trace = b"00-%032x-%016x-01" % (getrandbits(128), 1)
+                where["headers"] = {"traceparent": trace}
             self._client.produce(self._topic, value(self.sent, prose=self._prose), **where)
             self.sent += 1
         self._client.poll(0)

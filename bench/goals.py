@@ -52,6 +52,8 @@ GOALS = (
     Goal("catchup", "cut", "read from Kafka, of the values' bytes", 2.2),
     Goal("catchup", "restart", "read from Kafka, of the values' bytes", 2.2),
     Goal("loop", "", "longest callback, cpu", 10),
+    Goal("telemetry", "", "of what it does without", 95, least=True),
+    Goal("telemetry", "", "a scrape", 50),
 )
 
 

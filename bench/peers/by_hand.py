@@ -31,7 +31,7 @@ class ByHand:
 
     @property
     def skips(self) -> frozenset[str]:
-        without = frozenset({"partitions", "loop", "deflate"})
+        without = frozenset({"partitions", "loop", "deflate", "telemetry"})
         return without | {"keys", "clients", "catchup"} if self.kind == "each" else without
 
     def missing(self) -> str:

@@ -29,7 +29,7 @@ class Centrifugo:
     wire: Wire
     greeting: bytes = b'"connect"'
     most: int = 10_000
-    skips: frozenset[str] = frozenset({"partitions", "loop", "catchup", "deflate"})
+    skips: frozenset[str] = frozenset({"partitions", "loop", "catchup", "deflate", "telemetry"})
 
     @property
     def name(self) -> str:

@@ -60,7 +60,7 @@ class Nchan:
     @property
     def skips(self) -> frozenset[str]:
         """A client comes back by Last-Event-ID, which WebSocket has not."""
-        without = frozenset({"partitions", "loop", "deflate"})
+        without = frozenset({"partitions", "loop", "deflate", "telemetry"})
         return without if self.wire is Wire.SSE else without | {"catchup"}
 
     def missing(self) -> str:

@@ -50,8 +50,9 @@ class Ours:
         command = pinned(*(shape.command or COMMAND), "run", "-c")
         async with running_gateway(config, command=command) as gateway:
             feed = KafkaFeed(
-                kafka.servers, topic, shape.partitions, shape.joined, prose=shape.prose
-            )
+                kafka.servers, topic, shape.partitions, shape.joined,
+                prose=shape.prose, traced=shape.traced,
+            )  # fmt: skip
             served = Served(gateway.pid, gateway.port, feed, partial(self._request, shape))
 
             async def restart() -> None:
@@ -78,4 +79,5 @@ def _configuration(servers: str, topic: str, shape: Shape) -> dict[str, Any]:
         target["filters"] = [{"key": "${params.key}"}]
     routes = [{"when": [{"path": "/own/{key}" if shape.keys else "/all"}], "with": target}]
     listen = {"listen": {"websocket": {"compression": True}}} if shape.compressed else {}
-    return config_for(servers, [topic], routes, **listen)
+    telemetry = {"telemetry": shape.telemetry} if shape.telemetry else {}
+    return config_for(servers, [topic], routes, **listen, **telemetry)

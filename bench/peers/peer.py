@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ class Shape:
     servers: where Kafka is for the server, if not directly.
     history: records that a client may be behind.        command: starts the gateway.
     prose: values are text.                              compressed: clients ask for it.
+    traced: records come with a traceparent.             telemetry: that section, of the gateway.
     """
 
     partitions: int = 12
@@ -44,6 +45,8 @@ class Shape:
     command: tuple[str, ...] = ()
     prose: bool = False
     compressed: bool = False
+    traced: bool = False
+    telemetry: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass

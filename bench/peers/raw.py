@@ -35,7 +35,7 @@ class Raw:
     @property
     def skips(self) -> frozenset[str]:
         """The loop in C is there for what a delivery costs."""
-        without = frozenset({"catchup", "partitions", "loop", "deflate"})
+        without = frozenset({"catchup", "partitions", "loop", "deflate", "telemetry"})
         return without | {"keys", "storm", "idle", "first", "clients"} if self.compiled else without
 
     def missing(self) -> str:

@@ -20,7 +20,18 @@ from bench.peers.centrifugo import Centrifugo
 from bench.peers.ours import Ours
 from bench.peers.peer import Peer, Shape
 from bench.peers.raw import Raw
-from bench.works import broadcast, catchup, deflate, first, idle, loop, pace, partitions, storm
+from bench.works import (
+    broadcast,
+    catchup,
+    deflate,
+    first,
+    idle,
+    loop,
+    pace,
+    partitions,
+    storm,
+    telemetry,
+)
 from bench.works.work import PER_CPU, ROUNDS, Cell, alone, crowd_of
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -226,6 +237,19 @@ async def test_the_longest_callback_is_found_by_a_launcher(mock):
     size = loop.Size(clients=5, rate=50, seconds=0.3, guests=2)
     cell = await loop.run(mock, Ours(SSE), size)
     assert value(cell, "longest callback, wall") > 0
+
+
+@pytest.mark.parametrize("wire", [SSE, WS])
+async def test_with_telemetry_and_without_are_worked_in_turns(mock, wire):
+    cases = (telemetry.Case(3, 100), telemetry.Case(4, 100, keys=True))
+    size = telemetry.Size(cases=cases, seconds=0.3, turns=2, scraped=5, scrapes=2)
+    cell = await telemetry.run(mock, Ours(wire), size)
+    for case in ("3 x 100/s", "4 own keys x 100/s"):
+        (share,) = [r.value for r in cell.rows if r.what == telemetry.SHARE and r.case == case]
+        assert share > 0
+        for how in (telemetry.WITH, telemetry.WITHOUT):
+            assert value(cell, PER_CPU, f"{case}, {how}") > 0
+    assert value(cell, "a scrape", "5 clients") > 0
 
 
 def test_a_compiled_loop_is_left_out_where_nothing_compiles(monkeypatch):
