@@ -280,10 +280,62 @@ def test_a_guarded_stream_names_its_guard_and_its_lines_have_a_token():
     assert "sends no token" in render(settings, "http://gw")
 
 
+GUARDS = """
+kafka: {servers: [a:1], topics: [{name: orders}]}
+listen: {forwarded: [10.0.0.1]}
+guards:
+  a token:
+    type: jwt
+    keys: https://covert.example
+    credentials:
+      headers: {authorization: "Bearer {credentials}"}
+      cookies: {access: "{credentials}"}
+      query: {t: "{credentials}"}
+  ticket: {type: jwt, keys: https://covert.example, credentials: {query: {t: "{credentials}"}}}
+  session: {type: http, url: https://covert.example, forward: {query: [once]}}
+  machines: {type: x509, forwarded: true}
+  dev: {type: inline, users: {ada: {password: covert}}}
+routes:
+"""
+
+
+@pytest.mark.parametrize(
+    ("guards", "lines", "by_page"),
+    [
+        (["a token"], ["curl -N -H 'Authorization: Bearer TOKEN' http", "-H 'Auth"], True),
+        (["ticket"], ["curl -N 'http://gw/orders?t=TOKEN'", "'ws://gw/orders?t=TOKEN'"], False),
+        (["session"], ["curl -N -H 'Cookie: NAME=VALUE' http", "-H 'Cookie"], True),
+        (["machines"], ["curl -N --cert client.pem --key client.key http", "--cert"], True),
+        (["dev"], ["curl -N -u NAME:PASSWORD http", "wscat --auth NAME:PASSWORD -c ws"], True),
+        (
+            ["dev", "ticket"],
+            ["curl -N -u NAME:PASSWORD 'http://gw/orders?t=TOKEN'", "--auth NAME:PASSWORD"],
+            False,
+        ),
+    ],
+)
+def test_a_guarded_stream_says_how_to_show_who_one_is(
+    guards: list[str], lines: list[str], by_page: bool
+):
+    named = ", ".join(f"{name}: []" for name in guards)
+    route = f"  - {{when: [{{path: /orders}}], guarded: {{{named}}}, with: {{topic: orders}}}}\n"
+    settings = loads(GUARDS + route)
+    examples = streams(settings)["/orders"]["examples"]
+    assert examples[0]["line"].startswith(lines[0]) and lines[1] in examples[2]["line"]
+    asyncapi = document(settings, "http://gw")
+    assert faults(asyncapi) == []
+    told = [each["$ref"] for each in asyncapi["operations"]["orders.sse"]["security"]]
+    schemes = asyncapi["components"]["securitySchemes"]
+    assert {each.rpartition("/")[2] for each in told} == set(schemes)
+    assert ("sends no token" not in render(settings, "http://gw")) == by_page
+    for page in (render(settings, "http://gw"), str(asyncapi), str(examples)):
+        assert "covert" not in page
+
+
 async def test_every_path_of_the_gateway_itself_is_refused_to_routes():
     served = [each for each in create_app(loads(SHOP)).routes if isinstance(each, Route)]
     assert served
-    assert {each.path for each in served} <= RESERVED
+    assert {each.path for each in served} <= RESERVED | {"/metrics"}  # by its own option
 
 
 # AsyncAPI

@@ -21,7 +21,6 @@ from .schemas import SCHEMAS
 _CONTROL = ("begin", "ready", "gap", "position", "error", "end")
 _ANSWERS = ("renewed", "pong")
 _STEERING = ("change", "credit", "token", "ping")
-_SECURED = {"$ref": "#/components/securitySchemes/bearer"}
 _KINDS = {"from_server": tuple(messages.from_server()), "to_server": tuple(messages.to_server())}
 
 
@@ -48,7 +47,7 @@ def document(settings: Settings, base: str) -> dict[str, Any]:
         "servers": _servers(base),
         "channels": channels,
         "operations": operations,
-        "components": _components(guarded=any(stream.guarded for stream in found)),
+        "components": _components(found),
     }
 
 
@@ -69,7 +68,7 @@ def _servers(base: str) -> dict[str, Any]:
     }
 
 
-def _components(*, guarded: bool) -> dict[str, Any]:
+def _components(found: Iterable[Stream]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "schemas": dict(SCHEMAS),
         "messages": {
@@ -79,9 +78,11 @@ def _components(*, guarded: bool) -> dict[str, Any]:
             **messages.to_server(),
         },
     }
-    if guarded:
-        bearer = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
-        told["securitySchemes"] = {"bearer": bearer}
+    guards = [each for stream in found for each in stream.ways]
+    if guards:
+        told["securitySchemes"] = {
+            name: dict(way.scheme) for each in guards for name, way in each.items()
+        }
     return told
 
 
@@ -198,7 +199,10 @@ def _socket_operations(slug: str, channel: str, stream: Stream) -> dict[str, Any
 
 
 def _secured(stream: Stream) -> dict[str, Any]:
-    return {"security": [_SECURED]} if stream.guarded else {}
+    """Any of the ways of each guard; the specification has no word for all of several guards."""
+    named = [name for each in stream.ways for name in each]
+    refs = [{"$ref": f"#/components/securitySchemes/{name}"} for name in named]
+    return {"security": refs} if refs else {}
 
 
 def _query(stream: Stream, transport: Transport) -> dict[str, Any]:

@@ -7,7 +7,7 @@ servers, no security, no keys, no values of filters.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -18,6 +18,7 @@ from ...config import Route, Settings
 from ...config.path import PathPattern
 from ...config.template import Template
 from ...config.units import show_duration
+from .ways import Way, schemes
 
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 SUBPROTOCOL = "gateway.v1"
@@ -61,7 +62,7 @@ class Example(NamedTuple):
     def url(self, base: str, path: str, required: str) -> str:
         if self.transport == "websocket":
             base = base.replace("http", "ws", 1)
-        query = "&".join(part for part in (required, self.query) if part)
+        query = _joined(required, self.query)
         return base + path + ("?" + query if query else "")
 
     def line(self, base: str, path: str, required: str) -> str:
@@ -75,12 +76,14 @@ class Stream:
     topics: the templates as written.
     start:  where a client begins that does not say; None if that is not the same every time.
     json:   the values of all of its topics are JSON.
+    ways:   of its guards, in their order: how a client shows who it is, by name.
     """
 
     route: Route
     topics: tuple[str, ...]
     start: Literal["live", "earliest"] | None
     json: bool
+    ways: tuple[Mapping[str, Way], ...] = ()
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -130,13 +133,21 @@ class Stream:
 
     @property
     def examples(self) -> tuple[Example, ...]:
-        token = " -H 'Authorization: Bearer TOKEN'" if self.guarded else ""
+        shown = [next(iter(each.values())) for each in self.ways]
+        curl = "".join([f" {way.curl}" for way in shown if way.curl])
+        wscat = "".join([f" {way.wscat}" for way in shown if way.wscat])
+        query = _joined(*[way.query for way in shown])
         past = "" if self.history == "none" else "from=earliest&until=latest"
         return (
-            Example("sse", f"curl -N{token}", ""),
-            Example("ndjson", f"curl -N{token} -H 'Accept: {NDJSON}'", past),
-            Example("websocket", f"npx wscat{token} -c", ""),
+            Example("sse", f"curl -N{curl}", query),
+            Example("ndjson", f"curl -N{curl} -H 'Accept: {NDJSON}'", _joined(query, past)),
+            Example("websocket", f"npx wscat{wscat} -c", query),
         )
+
+    @property
+    def by_page(self) -> bool:
+        """A page of the same site may have it: an EventSource sends what its guards want."""
+        return all(any(way.unasked for way in each.values()) for each in self.ways)
 
     def as_json(self, base: str) -> dict[str, Any]:
         return {
@@ -206,12 +217,17 @@ class Stream:
         yield Parameter("credit", "query", what, transports=("websocket",))
 
 
+def _joined(*queries: str) -> str:
+    return "&".join([query for query in queries if query])
+
+
 def streams(settings: Settings) -> tuple[Stream, ...]:
     """Every route, in its order."""
-    return tuple(_stream(route, settings) for route in settings.routes)
+    known = schemes(settings)
+    return tuple(_stream(route, settings, known) for route in settings.routes)
 
 
-def _stream(route: Route, settings: Settings) -> Stream:
+def _stream(route: Route, settings: Settings, known: Mapping[str, Mapping[str, Way]]) -> Stream:
     sources = route.with_.sources
     topics = [
         topic
@@ -225,7 +241,8 @@ def _stream(route: Route, settings: Settings) -> Stream:
     elif offsets == {"historical"} and route.with_.history == "all":
         start = "earliest"
     json = all(topic.value.model == "json" for topic in topics)
-    return Stream(route, tuple(str(template) for template in sources), start, json)
+    ways = tuple(known[name] for name in route.guarded)
+    return Stream(route, tuple(str(template) for template in sources), start, json, ways)
 
 
 def description(settings: Settings, base: str) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _input(n: int, parameter: Parameter) -> str:
 
 
 def _trying(stream: Stream) -> str:
-    if stream.guarded:
+    if not stream.by_page:
         what = "Guarded: a browser's EventSource sends no token. Use a line below with yours."
         return f'<p class="note">{what}</p>'
     return (
