@@ -4,8 +4,9 @@ What a token says of itself is believed only once its signature fits, and of its
 but which of our keys to try: keys it carries or points to (`jwk`, `jku`, `x5u`) are not looked at,
 and an algorithm is taken only from a key that is good for it.
 
-Checking a signature takes 30 us (HS256) to 110 (EdDSA), and who reconnects comes with the same
-token: what it said is remembered by its digest, until it is over or the keys are others; 2 us.
+A token takes 70 us (HS256) to 150 (EdDSA), most of it for the signature, and who reconnects comes
+with the same one: what it said is remembered by its digest until it is over or the keys are
+others, which takes 3 us.
 """
 
 from __future__ import annotations
