@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import jsonschema
@@ -102,6 +103,15 @@ def test_every_kind_is_dumped_and_read_again_without_its_secrets():
 def test_settings_that_were_written_as_json_are_read_again():
     made = loads(KAFKA + "guards: {a: {type: http, url: 'https://a', timeout: 500ms}}")
     assert Settings.model_validate(made.model_dump(mode="json", by_alias=True)) == made
+
+
+def test_workers_are_told_of_them_with_their_secrets():
+    made = loads(EVERY)
+    again = pickle.loads(pickle.dumps(made))
+    assert again == made
+    team = again.guards["team"]
+    assert isinstance(team, Inline) and team.users["bot"].token is not None
+    assert team.users["bot"].token.get_secret_value() == "hunter4"
 
 
 def test_editors_know_every_kind():
