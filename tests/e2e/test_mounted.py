@@ -347,8 +347,11 @@ async def test_a_server_that_is_told_to_end_does_not_wait_for_streams(
     try:
         assert process.stderr is not None
         async with asyncio.timeout(60):
-            while not (said := re.search(rb"running on (\S+)", await process.stderr.readline())):
-                pass
+            said = None
+            while said is None:
+                line = await process.stderr.readline()
+                assert line, "uvicorn ended"  # or this would go on, and never wait
+                said = re.search(rb"running on (\S+)", line)
             async with RawClient(f"{said[1].decode()}/kafka/events/orders", retry=600) as client:
                 await client.wait(1)
                 process.send_signal(signal.SIGTERM)
