@@ -95,7 +95,11 @@ async def running_gateway(
         gateway = Gateway(parsed, Path(directory), command, arguments, environment or {})
         try:
             await gateway.start(ready=ready)
-            yield gateway
+            try:
+                yield gateway
+            except Exception as error:
+                error.add_note(f"{gateway.base_url} said at last:\n{gateway.tail()}")
+                raise
         finally:
             await gateway.kill()
 
