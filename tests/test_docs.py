@@ -341,7 +341,7 @@ def titles() -> Iterator[str]:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes:
                 texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
                 yield from [text for text in texts if isinstance(text, str)][:1]
-    yield from ("Busy", "Idempotency key reused")
+    yield from ("Busy", "Idempotency key reused", "Guard unavailable")
 
 
 def test_every_code_of_an_error_over_websocket_is_in_its_table():

@@ -76,6 +76,7 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
         guards = {
             "login": {
                 "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": issuer,
+                "jwks": {"timeout": "30s"},
                 "credentials": {
                     "headers": BEARER,
                     "cookies": {"access": PLACE},
@@ -87,7 +88,7 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
                 "keys": MACHINES.jwks,
             },
             "session": {
-                "type": "http", "url": app,
+                "type": "http", "url": app, "timeout": "30s",
                 "forward": {"headers": ["cookie"], "query": ["ticket"]},
             },
             "dev": {
