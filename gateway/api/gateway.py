@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
@@ -58,6 +59,8 @@ class Gateway:
         self.cluster = Cluster(ClusterSettings.of(self.settings.kafka))
         self.hub = Hub(self.cluster, self.settings)
         self.tracing: Tracing | None = None  # while it runs, if it is configured
+        if self.settings.telemetry.traces.otlp is not None:
+            importlib.import_module("gateway.telemetry.traces")  # now, not when it serves already
         self._writer: Writer | None = None
 
     async def start(self) -> None:

@@ -63,15 +63,16 @@ class Pace:
 class Fan:
     """The riders of one channel that are counted together.
 
-    beside: others of the channel, of another route that shows the same.
+    beside:    others of the channel, of another route that shows the same.
+    unsettled: how many were written to in this round, and are not counted yet.
     """
 
     __slots__ = (
-        "_chunks", "_count", "again", "beside", "channel", "due", "pump", "riders", "round",
-        "sent_at", "traffic",
+        "_chunks", "again", "beside", "channel", "due", "pump", "riders", "round",
+        "sent_at", "traffic", "unsettled",
     )  # fmt: skip
 
-    # `_chunks`: what was written in this round, to how many (`_count`) that is not noted yet.
+    # `_chunks`: what these were written.
 
     def __init__(
         self, pump: Pump, channel: Channel, traffic: Traffic, beside: Fan | None = None
@@ -81,7 +82,7 @@ class Fan:
         self.traffic = traffic
         self.beside = beside
         self._chunks: Sequence[Chunk] = ()
-        self._count = 0
+        self.unsettled = 0
         self.riders: dict[Client, None] = {}
         self.round: list[Client] = []  # those that the present round still comes to
         self.due = self.again = False  # `again`: more was published since this round began
@@ -126,7 +127,10 @@ class Fan:
                     self.drop(client)
             else:
                 left -= 1
-        if at < head:
+        if at == head - 1 and not (riders or self.unsettled):  # it is the whole round
+            self._count_in(channel.chunk(at), left)
+            self.traffic.bytes += len(data) * left
+        elif at < head:
             self._note(at, len(data), left - len(riders))
 
     def _note(self, at: int, size: int, count: int) -> None:
@@ -134,28 +138,25 @@ class Fan:
         write the same."""
         self.traffic.bytes += size * count
         chunks = self.channel.chunks(at)
-        if not (self._count or self.round):
-            self._count_in(chunks, count)
-            return
-        if self._count and (len(chunks) != len(self._chunks) or chunks[-1] is not self._chunks[-1]):
+        before = self._chunks
+        if before and (len(chunks) != len(before) or chunks[-1] is not before[-1]):
             self.settle()
         self._chunks = chunks
-        self._count += count
+        self.unsettled += count
 
     def settle(self) -> None:
         """The round is over."""
-        if self._count:
-            self._count_in(self._chunks, self._count)
-            self._chunks, self._count = (), 0
+        for chunk in self._chunks:
+            self._count_in(chunk, self.unsettled)
+        self._chunks, self.unsettled = (), 0
 
-    def _count_in(self, chunks: Sequence[Chunk], count: int) -> None:
+    def _count_in(self, chunk: Chunk, count: int) -> None:
         traffic = self.traffic
-        for chunk in chunks:
-            traffic.sent(chunk.events, count)
-            if chunk.gaps:
-                traffic.told([gap.reason for gap in chunk.gaps], count)
-            if chunk.followed and self.pump.tracing is not None:
-                self.pump.tracing.delivered(chunk.followed, count, traffic.route, traffic.wire)
+        traffic.sent(chunk.events, count)
+        if chunk.gaps:
+            traffic.told([gap.reason for gap in chunk.gaps], count)
+        if chunk.followed and self.pump.tracing is not None:
+            self.pump.tracing.delivered(chunk.followed, count, traffic.route, traffic.wire)
 
     def drop(self, client: Client) -> None:
         """It sees to itself until it has caught up."""
@@ -207,7 +208,8 @@ class Pump:
             if not fan.round:
                 self._due.popleft()
                 fan.due = False
-                fan.settle()
+                if fan.unsettled:
+                    fan.settle()
                 if fan.again:
                     fan.call()
                 else:

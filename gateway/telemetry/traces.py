@@ -43,7 +43,7 @@ from .aside import aside
 from .otlp import PATIENCE, endpoint
 from .traceparent import Traceparent
 
-EVERY = 1000  # milliseconds in which spans are gathered before they are sent
+EVERY = 2000  # milliseconds in which spans are gathered before they are sent: 4 ms each time
 MOST = 4096  # spans that wait; more are dropped, and the log says so
 END = 3.0  # seconds that the gateway's end may take for what has not been sent
 _ALL = 1 << 64  # of a trace's id its last 64 bits decide, as for OpenTelemetry's own samplers
@@ -163,7 +163,10 @@ class Tracing:
 
     def follow(self, topic: str, partition: int, offset: int, headers: Headers) -> Followed | None:
         """A record that came just now; None if it is of no trace that is recorded."""
-        parent = traceparent.of_headers(headers)
+        told = traceparent.told(headers)
+        if told is None or not self._may_be(told):
+            return None
+        parent = traceparent.parse(told)
         if parent is None or not self._is_recorded(parent):
             return None
         return Followed(parent, topic, partition, offset, time.time_ns())
@@ -189,6 +192,14 @@ class Tracing:
             span.end()
 
     # what is recorded
+
+    def _may_be(self, told: bytes) -> bool:
+        """Most records are of traces that are not recorded here: that takes 0.4 us to see, and 3 us
+        to read what it says."""
+        try:
+            return int(told[19:35], 16) < self._bound
+        except ValueError:
+            return False
 
     def _is_recorded(self, parent: Traceparent) -> bool:
         return parent.sampled and parent.trace & (_ALL - 1) < self._bound

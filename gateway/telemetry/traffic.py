@@ -81,8 +81,14 @@ class Traffic:
         millisecond, and counted together."""
         if len(events) == 1:
             stamp = events[0][3]
-            if stamp is not None:
-                self._late(time(), stamp, times)
+            if stamp is not None:  # as `_late`, without the call: 0.1 us of 0.4
+                late, latency = time() - stamp * 0.001, self.latency
+                if stamp < 0:
+                    self.untimed += times
+                    return
+                latency.counts[bisect_left(LATENCY, late)] += times
+                if late > 0.0:
+                    latency.sum += late * times
             return
         now, stood, count = time(), None, 0
         for _, _, _, stamp in events:
