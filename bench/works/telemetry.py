@@ -1,6 +1,6 @@
 """What counting, a scrape and tracing cost: two gateways in turns, one of them without.
 
-The one with all of it is scraped every second, and 1 % of the records (all have a traceparent) and
+The one with all of it is scraped every five seconds, and 1 % of the records (all have a traceparent) and
 of its requests are traced, to a back end in the process of the clients; in the other the counting
 is taken out (`bench.uncounted`). Both have all clients at once, and are worked in turns, so that
 what else the machine does meets both alike. Then scrapes, one after the other, with as many
@@ -29,7 +29,7 @@ from .work import PER_CPU, Cell, crowd_of
 
 UNCOUNTED = (sys.executable, "-m", "bench.uncounted")
 WITH, WITHOUT = "with telemetry", "without"
-EVERY = 1.0  # s from one scrape to the next
+EVERY = 5.0  # s from one scrape to the next
 SHARE = "of what it does without"
 
 

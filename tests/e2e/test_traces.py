@@ -45,7 +45,7 @@ def back() -> Iterator[Collector]:
 async def traced(kafka: EmbeddedKafka, back: Collector, **traces: Any) -> AsyncIterator[Gateway]:
     telemetry = {"traces": {"otlp": back.url, "sample": "100%", **traces}}
     config = config_for(kafka.bootstrap, ["orders"], ROUTES, telemetry=telemetry)
-    async with running_gateway(config) as running:
+    async with running_gateway(config, environment={"OTEL_BSP_SCHEDULE_DELAY": "200"}) as running:
         yield running
 
 

@@ -138,7 +138,8 @@ async def test_a_back_end_that_is_away_holds_up_the_end_for_seconds_only():
         await made.close()
 
 
-async def test_spans_arrive_by_themselves_after_a_moment():
+async def test_spans_arrive_by_themselves_after_a_moment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     with collector() as back:
         made = Tracing(back.url, share=1.0, headers={"x-key": "7"}, resource=resource("a", "1"))
         made.asked("Fetch", 1, "tail", 0.1, None)
