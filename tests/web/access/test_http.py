@@ -124,7 +124,8 @@ async def test_it_may_deny(application: Application, reply: Any, status: int):
     "reply",
     [
         Away("there is no answer within 2 s"), Reply(500, b""), Reply(302, b""), Reply(404, b""),
-        Reply(204, b""), Reply(200, b""), Reply(200, b"<html>"), Reply(200, b"[" * 9999),
+        Reply(500, b'{"identity": "ada"}'), Reply(302, b'{"identity": "ada"}'), Reply(204, b""),
+        Reply(200, b""), Reply(200, b"<html>"), Reply(200, b"[" * 9999),
         Reply(200, b"[]"), Reply(200, b"\xff"), {}, {"identity": ""}, {"identity": None},
         {"identity": ["ada"]}, {"identity": "\ud800"}, {"identity": "a", "expires": "soon"},
         {"identity": "a", "expires": []}, {"identity": "a", "expires": True},
