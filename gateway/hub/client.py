@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 BUDGET = 64 * 1024  # bytes taken at once
 SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
 FOREVER = 1e9
+EXPIRED = "token-expired"
 LEFT = "left"  # why it ended that was not told an end
 
 C = TypeVar("C", bound="Client")
@@ -56,7 +58,7 @@ class Client:
     """
 
     __slots__ = (
-        "_changed", "_closed", "_deadline", "_ended", "_fan", "_hub", "_lacks", "_puller",
+        "_alarm", "_changed", "_closed", "_deadline", "_ended", "_fan", "_hub", "_lacks", "_puller",
         "_refused", "_shared", "_soon", "_view_changed", "_wire", "ends_at", "heartbeat", "herd",
         "number", "outlet", "sent_at", "subscription",
     )  # fmt: skip
@@ -71,6 +73,7 @@ class Client:
         heartbeat: float,
         deadline: float,
         lifetime: float | None = None,
+        expires: float | None = None,
         token: Token | None = None,
         since: Since | None = None,
         refused: bool = False,
@@ -94,6 +97,8 @@ class Client:
         self._fan: Fan | None = None  # while it rides
         self.herd: Herd | None = None  # while that one sees to what it is sent
         self._soon = self._ended = self._closed = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self.expire_at(expires)
         if token is not None or since is not None or subscription.own:
             self._lacks = Lacks(hub, shared, subscription, self.wake, token=token, since=since)
         subscription.wake = self.wake
@@ -192,6 +197,16 @@ class Client:
             self.subscription.credit += records
             self.wake()
 
+    def expire_at(self, expires: float | None) -> None:
+        """End it then, in seconds since 1970, unless told another time before: what lets its client
+        in is over. None: nothing ends it so."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if expires is not None:
+            left = max(0.0, expires - time.time())
+            self._alarm = asyncio.get_running_loop().call_later(left, self.end, EXPIRED)
+
     def end(self, reason: str) -> None:
         """End the stream with an `end` event."""
         self.subscription.ended = self.subscription.ended or reason
@@ -204,6 +219,7 @@ class Client:
         if self._closed:
             return
         self._closed = True
+        self.expire_at(None)
         self.outlet = None
         self._note_end((self.subscription.ended if self._ended else None) or LEFT)
         if self._fan is not None:
@@ -326,6 +342,8 @@ class Client:
         return None
 
     def _take(self) -> bytes:
+        if self.subscription.ended == EXPIRED:
+            return b""
         if self.herd is not None:
             data = self.herd.take(self)
             if data is not None:

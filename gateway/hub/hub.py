@@ -152,11 +152,13 @@ class Hub:
         heartbeat: float,
         slow: SlowClient,
         lifetime: float | None = None,
+        expires: float | None = None,
         refused: bool = False,
         route: str = "",
     ) -> Client:
         """A client of a view; await its `ready`, then iterate its `stream`.
 
+        expires: when what lets it in is over, in seconds since 1970.
         refused: it came with a token that could not be read.
         route:   as metrics call it.
         Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenForeign.
@@ -177,6 +179,7 @@ class Hub:
             heartbeat=heartbeat,
             deadline=deadline,
             lifetime=lifetime,
+            expires=expires,
             refused=refused,
             token=start.token,
             since=start.since,

@@ -127,13 +127,13 @@ class Routes:
         if log.isEnabledFor(logging.DEBUG):
             log.debug("stream asked wire=%s url=%s", wire.name, redacted(str(request.url)))
         try:
-            return await self._subscribe(route, view, start, wire, refused=refused)
+            return await self._subscribe(match, view, start, wire, refused=refused)
         except TokenError:
             header = request.headers.get("last-event-id")
             if not (query.is_event_source(request) and header):
                 raise
             start = replace(start, token=None)
-            return await self._subscribe(route, view, start, wire, refused=True)
+            return await self._subscribe(match, view, start, wire, refused=True)
 
     async def view(self, match: Match, request: HTTPConnection) -> View:
         """What a request looks at. Raises RequestError and UnknownTopic; KafkaError where its
@@ -143,9 +143,9 @@ class Routes:
         )
 
     async def _subscribe(
-        self, route: Route, view: View, start: Start, wire: Wire, *, refused: bool
+        self, match: Match, view: View, start: Start, wire: Wire, *, refused: bool
     ) -> Client:
-        with_ = route.with_
+        with_ = match.route.with_
         client = await self.hub.subscribe(
             view,
             start,
@@ -153,8 +153,9 @@ class Routes:
             heartbeat=with_.heartbeat,
             slow=SlowClient(with_.slow_client),
             lifetime=spread(with_.max_lifetime),
+            expires=match.granted.expires,
             refused=refused,
-            route=name_of(route),
+            route=name_of(match.route),
         )
         note(stream=client.number)
         return client

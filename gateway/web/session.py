@@ -11,8 +11,9 @@ from functools import partial
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from ..errors import GatewayError
+from ..errors import GatewayError, RequestError
 from . import problems
+from .access import Granted
 from .caller import Caller
 from .conversation import FAILED, NORMAL, POLICY, RESTART, TRY_AGAIN, Conversation, Work
 from .limits import Leave
@@ -26,6 +27,7 @@ from .subscribed import Subscribed
 log = logging.getLogger(__name__)
 
 MOST_STREAMS = 100  # on one socket
+OTHER = "this token is another client's; open a socket of its own"
 
 
 class Session(Conversation):
@@ -151,10 +153,18 @@ class Session(Conversation):
         return found
 
     async def _renew(self, jwt: str) -> None:
-        """The new token must be good for every stream that runs; the old one stays otherwise."""
-        for match in [each for stream in self._streams.values() for each in stream.matches]:
-            await self._admitted(match, jwt)
+        """The new token must be good for every stream that runs, and of the same client; the old
+        one stays otherwise."""
+        renewed: list[tuple[Subscribed, Granted]] = []
+        for stream in list(self._streams.values()):
+            for match in stream.matches:
+                granted = (await self._admitted(match, jwt)).granted
+                if granted.subject != match.granted.subject:
+                    raise RequestError(403, "Forbidden", OTHER)
+            renewed.append((stream, granted))
         self._token = jwt
+        for stream, granted in renewed:
+            await stream.renew(granted)
         self.answer("renewed")
 
     async def _admitted(self, match: Match, token: str | None) -> Match:

@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 
 from ..hub.client import Client
 from ..hub.messages import CHANGED, WebSocket
+from ..hub.view import View
 from .access import Granted
 from .caller import Caller
 from .messages import Choice
@@ -139,11 +140,30 @@ class Subscribed:
             path, query = split(choice.path)
             query = query if "until" in dict(query) else query + ends
         query = over(query, chosen(choice))
-        routes = self._hall.routes
-        match = routes.match(path)._replace(granted=granted)
+        match = self._hall.routes.match(path)._replace(granted=granted)
+        view = await self._view(match, path, query)
+        self._go_to(Next(match, path, query, view.topics))
+
+    async def renew(self, granted: Granted) -> None:
+        """Go on as who is known now: until that is over, and with what is shown to it then. Raises
+        RequestError for what cannot be; all is as it was then."""
+        at = self._next or Next(self.match, self.path, self.query, ())
+        match = at.match._replace(granted=granted)
+        view = await self._view(match, at.path, at.query)
+        seen = await self._view(at.match, at.path, at.query)
+        if self._next is None and view == seen:
+            self.match = match
+            if self._client is not None:
+                self._client.expire_at(granted.expires)
+        else:
+            self._go_to(Next(match, at.path, at.query, view.topics))
+
+    async def _view(self, match: Match, path: str, query: Query) -> View:
         request = request_of(path, query, self._hall.caller.connection())
-        view = await routes.view(match, request)
-        self._next = Next(match, path, query, view.topics)
+        return await self._hall.routes.view(match, request)
+
+    def _go_to(self, next: Next) -> None:
+        self._next = next
         if self._client is not None and self._begun:
             self._client.end(CHANGED)
 
