@@ -323,7 +323,8 @@ def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
 
 def test_every_reason_of_an_end_is_in_the_table():
     """Those that clients are told: not how sockets end streams of which nobody is to hear."""
-    kinds = r"\bended = (?:\w+\.ended or )?\(?|\.end\(|unavailable\(|^(?:WAITED|EXPIRED) = |reason: str = "
+    named = r"^(?:WAITED|EXPIRED) = "
+    kinds = rf"\bended = (?:\w+\.ended or )?\(?|\.end\(|unavailable\(|{named}|reason: str = "
     source = "".join(path.read_text() for path in (ROOT / "gateway").glob("*/*.py"))
     real = set(re.findall(rf'(?:{kinds})"([a-z-]+)"', source, re.M)) - {"closed"}
     (end,) = [row for row in table("In the browser") if row[0] == "`end`"]
