@@ -111,7 +111,8 @@ async def _scraped(port: int) -> AsyncIterator[None]:
     """By somebody, every second, as Prometheus might."""
 
     async def forever() -> None:
-        async with httpx.AsyncClient(trust_env=False, timeout=60) as http:
+        closed = {"Connection": "close"}  # the server closes those that are idle for so long
+        async with httpx.AsyncClient(trust_env=False, timeout=60, headers=closed) as http:
             while True:
                 (await http.get(f"http://127.0.0.1:{port}/metrics")).raise_for_status()
                 await asyncio.sleep(EVERY)

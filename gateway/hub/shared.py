@@ -17,7 +17,7 @@ from .resume import named
 from .wire import Wire
 
 if TYPE_CHECKING:
-    from ..telemetry.traces import Tracing
+    from ..telemetry.traces import Followed, Tracing
 
 ANNOUNCE = 10.0  # seconds between `position` events where no event brought an id meanwhile
 AT_ONCE = 200  # channels that are told theirs without a turn for others: 2 ms
@@ -89,15 +89,13 @@ class SharedTail:
 
     def _follow(self, tracing: Tracing, turn: Turn, told: Sequence[Channel]) -> None:
         """Note which of the records just published are traced."""
-        found = [
-            (entry, followed)
-            for entry, _ in turn.items
-            if type(entry) is Record and entry.headers
-            if (followed := tracing.follow(*entry.tp, entry.offset, entry.headers)) is not None
-        ]
-        if not found:
-            return
-        for channel in told:
+        found: list[tuple[Record, Followed]] = []
+        for entry, _ in turn.items:
+            if type(entry) is Record and entry.headers and tracing.may_follow(entry.headers):
+                followed = tracing.follow(*entry.tp, entry.offset, entry.headers)
+                if followed is not None:
+                    found.append((entry, followed))
+        for channel in told if found else ():
             accepts, chunk = channel.accepts, channel.chunk(channel.head - 1)
             chunk.followed = [one for entry, one in found if accepts is None or accepts(entry)]
 

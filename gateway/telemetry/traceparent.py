@@ -37,15 +37,10 @@ def parse(text: bytes | None) -> Traceparent | None:
     return Traceparent(int(trace, 16), int(span, 16), bool(int(flags, 16) & 1))
 
 
-def told(headers: Iterable[tuple[str, bytes | None]]) -> bytes | None:
-    """What a record's headers say: the last one counts, as everywhere in Kafka."""
+def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Traceparent | None:
+    """Of a record's headers: the last one counts, as everywhere in Kafka."""
     found: bytes | None = None
     for name, value in headers:
         if name == NAME:
             found = value
-    return found
-
-
-def of_headers(headers: Iterable[tuple[str, bytes | None]]) -> Traceparent | None:
-    """Of a record's headers."""
-    return parse(told(headers))
+    return parse(found)

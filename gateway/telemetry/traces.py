@@ -161,12 +161,21 @@ class Tracing:
 
     # deliveries
 
+    def may_follow(self, headers: Headers) -> bool:
+        """Most records are of traces that are not recorded here: to see that takes 0.4 us, to read
+        what they say 3."""
+        found: bytes | None = None
+        for name, value in headers:
+            if name == traceparent.NAME:
+                found = value
+        try:
+            return found is not None and int(found[19:35], 16) < self._bound
+        except ValueError:
+            return False
+
     def follow(self, topic: str, partition: int, offset: int, headers: Headers) -> Followed | None:
         """A record that came just now; None if it is of no trace that is recorded."""
-        told = traceparent.told(headers)
-        if told is None or not self._may_be(told):
-            return None
-        parent = traceparent.parse(told)
+        parent = traceparent.of_headers(headers)
         if parent is None or not self._is_recorded(parent):
             return None
         return Followed(parent, topic, partition, offset, time.time_ns())
@@ -192,14 +201,6 @@ class Tracing:
             span.end()
 
     # what is recorded
-
-    def _may_be(self, told: bytes) -> bool:
-        """Most records are of traces that are not recorded here: that takes 0.4 us to see, and 3 us
-        to read what it says."""
-        try:
-            return int(told[19:35], 16) < self._bound
-        except ValueError:
-            return False
 
     def _is_recorded(self, parent: Traceparent) -> bool:
         return parent.sampled and parent.trace & (_ALL - 1) < self._bound
