@@ -84,7 +84,7 @@ class Issuer:
     ) -> str:
         """A good one, but for what is said otherwise; what is None is left out. key: to sign
         with, instead of its own."""
-        good = {"iss": NAME, "aud": AUDIENCE, "sub": "ada", "exp": time.time() + 600}
+        good = {"iss": NAME, "aud": AUDIENCE, "sub": "ada", "exp": time.time() + 36_000}
         said = {name: claim for name, claim in {**good, **claims}.items() if claim is not None}
         head = {"kid": self.kid, **(headers or {})}
         return jwt.encode(
