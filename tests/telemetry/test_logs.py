@@ -20,9 +20,11 @@ JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
 @pytest.fixture
 def out() -> Iterator[StringIO]:
     """What is logged; all is as it was after the test."""
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
+    root, library = logging.getLogger(), logging.getLogger("uvicorn.error")
+    level, handlers, set_before = root.level, list(root.handlers), library.level
+    library.setLevel(logging.NOTSET)  # a server that another test ran here may have set it
     yield StringIO()
+    library.setLevel(set_before)
     logs.set_levels("info", {})
     root.handlers[:] = handlers
     root.setLevel(level)
