@@ -201,7 +201,8 @@ class Herds:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._herds: dict[Hashable, Herd] = {}
+        self._herds: dict[Herd, Hashable] = {}
+        self._newest: dict[Hashable, Herd] = {}  # one that is not open any more may have members
         self._seen: dict[Hashable, float] = {}  # places from which one came back, and when
 
     def join(self, client: Client) -> Herd | None:
@@ -216,31 +217,34 @@ class Herds:
             return None
         places = frozenset(subscription.own.items())
         key = (subscription.channel, places, subscription.since)
-        herd = self._herds.get(key)
+        herd = self._newest.get(key)
         if herd is None or not herd.is_open:
             if now - self._seen.get(key, -OPEN) >= OPEN:
                 self._seen[key] = now
                 return None
-            herd = self._herds[key] = self._lead(client)
+            herd = self._newest[key] = self._lead(client)
+            self._herds[herd] = key
         herd.join(client, now)
         return herd
 
     def mind(self, now: float) -> None:
-        for key, herd in list(self._herds.items()):
+        for herd, key in list(self._herds.items()):
             if not herd.mind(now):
                 herd.close()
-                del self._herds[key]
+                del self._herds[herd]
+                if self._newest[key] is herd:
+                    del self._newest[key]
         for key in [key for key, at in self._seen.items() if now - at >= OPEN]:
             del self._seen[key]
 
     def close(self) -> None:
-        for herd in self._herds.values():
+        for herd in self._herds:
             herd.close()
 
     @property
     def size(self) -> int:
         """Bytes that all of them keep."""
-        return sum(herd.size for herd in self._herds.values())
+        return sum(herd.size for herd in self._herds)
 
     def _lead(self, client: Client) -> Herd:
         return Herd(client.twin(Leader))

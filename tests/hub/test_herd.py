@@ -162,6 +162,28 @@ async def test_a_herd_that_nobody_needs_is_let_go():
     assert channel.followers == {one.client.subscription for one in outlets} | {first.subscription}
 
 
+async def test_one_that_is_followed_by_another_is_let_go_too(monkeypatch: pytest.MonkeyPatch):
+    """Its first pieces are gone, so who comes then from the same place is of a new one."""
+    monkeypatch.setattr(clients, "BUDGET", 500)
+    monkeypatch.setattr(herd, "BOUND", 1000)
+    first = await missed()
+    channel, herds = first.subscription.channel, first._hub.herds
+    outlets = [Outlet() for _ in range(3)]
+    come_back(first, outlets, 0)
+    await until(lambda: whole(outlets, 0, MISSED))
+    (old,) = herds._herds
+    assert not old.is_open
+    more = [Outlet() for _ in range(3)]
+    come_back(first, more, 0)
+    await until(lambda: whole(more, 0, MISSED))
+    assert len(herds._herds) == 2
+    for outlet in (*outlets, *more):
+        outlet.client.close()
+    herds.mind(asyncio.get_running_loop().time() + 2 * herd.OPEN)
+    assert not herds._herds and not herds._newest
+    assert channel.followers == {first.subscription}
+
+
 async def test_compressed_streams_of_a_herd_end_with_the_right_sum(
     monkeypatch: pytest.MonkeyPatch,
 ):
