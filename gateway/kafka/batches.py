@@ -137,7 +137,7 @@ class _Decoder:
     def result(self) -> Decoded:
         if self.next > self.position:
             self.entries.append(Skip(self.tp, self.position, self.next, self.epoch))
-        return Decoded(self.entries, self.next, self.epoch, self.pos, self.error)
+        return _new(Decoded, (self.entries, self.next, self.epoch, self.pos, self.error))
 
     def _modern(self, base: int, epoch: int, stop: int) -> bool:
         """A batch of magic 2. False: do not go on after it."""
@@ -169,10 +169,10 @@ class _Decoder:
             raw = self.data[self.pos : stop]
             records = salvage(tp, raw, max(base, position))
         if base < position:
-            records = [entry for entry in records if _next(entry) > position]
+            records = [entry for entry in records if entry.next > position]
         if records:
             entries.extend(records)
-            self.position = _next(records[-1])
+            self.position = records[-1].next
 
     def _control(self, batch: DefaultRecordBatch, producer: int, last: int) -> None:
         self._open_aborted(last)
@@ -240,7 +240,3 @@ class _Decoder:
     def _advance(self, after: int, epoch: int) -> None:
         self.next = max(self.next, after)
         self.epoch = epoch
-
-
-def _next(entry: Entry) -> int:
-    return entry.next

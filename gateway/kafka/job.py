@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.core.position import NO_EPOCH
 from gateway.core.reading import Reading
 
-from .fetch_messages import Want
+from .fetch_messages import MAX_BYTES, Want
+
+_new = tuple.__new__  # 0.2 us less than `Want(...)`
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +45,12 @@ class Job:
         offset, epoch = self.reading.place.offset, self.reading.leader_epoch
         assert offset is not None
         want = self.want
-        if want is None or want[:3] != (offset, epoch, self.topic_id):
-            want = self.want = Want(offset, epoch, self.topic_id)
+        if (
+            want is None
+            or want.offset != offset
+            or want.leader_epoch != epoch
+            or want.topic_id is not self.topic_id
+        ):
+            fields = (offset, epoch, self.topic_id, MAX_BYTES, NO_EPOCH)
+            want = self.want = _new(Want, fields)
         return want

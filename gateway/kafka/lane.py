@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_new = tuple.__new__  # 0.2 us less than `core.Fetched(...)`
+
 NEWCOMER = 1.0  # seconds for which a partition counts as one
 REPLICA_FOR = 300.0  # seconds for which a nearer replica is read (KIP-392)
 STUCK = 0.5  # seconds a fetch may be late before metadata is asked for another leader
@@ -109,7 +111,7 @@ class Lane:
             if job is None:
                 continue  # it moved on meanwhile
             job.reading.heard_at = now = self._fetcher.now()
-            self._answered(job, fetched)
+            self._answered(job, fetched, now)
             self._again(asked, job, now)
             if len(fetched.records) > 65536:
                 await asyncio.sleep(0)  # decoding is our loop's time
@@ -152,7 +154,7 @@ class Lane:
             reading = job.reading
             reading.heard_at = now
             if reading.unsettled and tp not in answers:
-                self._took(job, _nothing_new(reading))
+                self._took(job, _nothing_new(reading), now)
             if reading.stalled(now):
                 self._stalled(asked, job)
             self._again(asked, job, now)
@@ -169,8 +171,8 @@ class Lane:
 
     # what came
 
-    def _answered(self, job: Job, fetched: Fetched) -> None:
-        now, reading = self._fetcher.now(), job.reading
+    def _answered(self, job: Job, fetched: Fetched, now: float) -> None:
+        reading = job.reading
         if fetched.error_code:
             self._refused(job, cause_of(fetched.error_code), now)
             return
@@ -201,7 +203,8 @@ class Lane:
         reads.bytes[topic] += len(fetched.records)
         high, stable = fetched.high_watermark, fetched.last_stable_offset
         end = stable if job.committed and stable >= 0 else high
-        self._took(job, core.Fetched(entries, after, epoch, high, end, fetched.log_start_offset))
+        start = fetched.log_start_offset
+        self._took(job, _new(core.Fetched, (entries, after, epoch, high, end, start)), now)
 
     def _damaged(self, job: Job, fetched: Fetched, error: str, now: float) -> Entry | None:
         """Not even the length of the batch makes sense: after three tries, say so and go on
@@ -219,9 +222,9 @@ class Lane:
         to = max(offset + 1, fetched.last_stable_offset, fetched.high_watermark)
         return Gap(reading.tp, offset, to, reading.place.epoch, Reason.CORRUPT)
 
-    def _took(self, job: Job, fetched: core.Fetched) -> None:
+    def _took(self, job: Job, fetched: core.Fetched, now: float) -> None:
         was = job.reading.cause
-        entries = job.reading.on_fetched(fetched, self._fetcher.now())
+        entries = job.reading.on_fetched(fetched, now)
         if was is not None:
             extra = {**job.reading.tp._asdict(), "cause": was}
             log.info("FETCH resumed %s after cause=%s", _named(job.reading), was, extra=extra)

@@ -32,14 +32,15 @@ class Round:
     def join(self, job: Job) -> None:
         job.flight = self
         self.jobs[job.reading.tp] = job
-        self.stay(job)
+        self.unsettled = self.unsettled or job.reading.unsettled
+        self.session.want(job.reading.tp, job.wanted())
 
     def stay(self, job: Job) -> None:
-        """The next fetch asks for it, from where it stands now."""
+        """The next fetch asks for it again, from where it stands now."""
         self.unsettled = self.unsettled or job.reading.unsettled
-        tp, want = job.reading.tp, job.wanted()
-        if self.session.wants.get(tp) is not want:
-            self.session.want(tp, want)
+        before, want = job.want, job.wanted()
+        if want is not before:
+            self.session.want(job.reading.tp, want)
 
     def leave(self, job: Job) -> None:
         """What still comes of it is too late."""

@@ -92,7 +92,7 @@ class FetchSession:
             before, want = self._sent.get(tp), self.wants.get(tp)
             if before == want:
                 continue
-            if before is not None and (want is None or before.topic_id != want.topic_id):
+            if before is not None and (want is None or want.is_of_another_topic(before)):
                 forgotten.append(Forgotten(tp, before.topic_id))  # also recreated, KIP-516
             if want is None:
                 del self._sent[tp]
