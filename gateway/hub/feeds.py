@@ -144,6 +144,7 @@ class Feeds:
         """Apply what came since the last flush."""
         began = perf_counter()
         pending, self._pending = self._pending, []
+        self._pace.lone = len(pending) == 1 and len(pending[0][1]) == 1
         now, wall = self._loop.time(), int(time.time())
         turns: dict[SharedTail, list[Entry]] = {}
         for tp, entries in pending:

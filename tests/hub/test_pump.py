@@ -212,3 +212,13 @@ async def test_credit_is_kept_on_the_way_to_an_outlet():
     client.grant(2)
     await until(lambda: outlet.values == [0, 1, 2, 3])
     assert client.subscription.channel.tail.position[TP].offset == 5
+
+
+async def test_a_turn_is_followed_by_a_rest_unless_it_brought_a_single_record():
+    pace = pump.Pace()
+    pace.lone = True
+    pace.spent(1.0)
+    assert pace.rest == 0
+    pace.lone = False
+    pace.spent(1.0)
+    assert 0 < pace.rest <= pump.MOST_REST
