@@ -31,6 +31,7 @@ from .security import Sasl, Security, Tls
 from .settings import Settings
 from .telemetry import Logs, Metrics, Telemetry, Traces
 from .template import Template
+from .units import Rate
 
 __all__ = [
     "X509",
@@ -56,6 +57,7 @@ __all__ = [
     "Metrics",
     "Model",
     "PathPattern",
+    "Rate",
     "Reconnect",
     "Route",
     "Sasl",

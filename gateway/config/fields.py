@@ -101,6 +101,10 @@ def _quantity(read: Callable[[str], T], example: str) -> Callable[[object], T]:
     return quantity
 
 
+def _rate(value: object) -> units.Rate:
+    return value if isinstance(value, units.Rate) else _quantity(units.rate, "20/s")(value)
+
+
 def within(
     low: float, high: float, show: Callable[[Any], str] = units.show_duration
 ) -> AfterValidator:
@@ -171,6 +175,7 @@ def _schema(**schema: Any) -> WithJsonSchema:
 
 
 DURATION = r"^[0-9]+(\.[0-9]+)?(ms|s|m|h|d)$"
+RATE = r"^[0-9]+/(s|m|h)$"
 SIZE = r"^[0-9]+(\.[0-9]+)?(B|kB|MB|GB|KiB|MiB|GiB|TiB)$"
 
 Text: TypeAlias = Annotated[str, BeforeValidator(text), _schema(type="string", minLength=1)]
@@ -187,6 +192,12 @@ Duration: TypeAlias = Annotated[
     PlainValidator(_quantity(units.duration, "5s")),
     PlainSerializer(units.show_duration),
     _schema(type="string", pattern=DURATION),
+]
+Rate: TypeAlias = Annotated[
+    units.Rate,
+    PlainValidator(_rate),
+    PlainSerializer(units.show_rate),
+    _schema(type="string", pattern=RATE),
 ]
 Size: TypeAlias = Annotated[
     int,

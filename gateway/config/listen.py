@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .address import Host, Origin, Proxies
-from .fields import Duration, File, Flag, Number, Text, within
+from .fields import Duration, File, Flag, Number, Rate, Text, within
 from .section import Problem, Section
 
 
@@ -105,6 +105,26 @@ class Limits(Section):
         description="Connections of one address at once (of IPv6, of one /64 network). For "
         "gateways that strangers reach.",
     )
+    per_identity: Annotated[Number, within(1, 10**7, str)] | None = Field(
+        default=None,
+        description="Connections at once of one who is known to the first guard of a route. For "
+        "fairness among users.",
+    )
+    rate: Rate | None = Field(
+        default=None,
+        description="New connections of one address in so much time, such as 20/s, also those that "
+        "guards refuse. For gateways that strangers reach.",
+    )
+    burst: Annotated[Number, within(1, 10**7, str)] | None = Field(
+        default=None,
+        description="How many of these may come at once; default the number of `rate`. For pages "
+        "of many streams.",
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if "burst" in raw and "rate" not in raw:
+            yield Problem(("burst",), "'burst' needs 'rate'; add it", key=True)
 
 
 class Listen(Section):

@@ -1,7 +1,8 @@
-"""Durations, sizes and shares as people write them: a number and a unit, nothing implied.
+"""Durations, sizes, shares and rates as people write them: a number and a unit, nothing implied.
 
 `5s`, `250ms`, `1.5h`, `7d` become float seconds (to the microsecond); `64MiB`, `500kB`
-become int bytes; `1%` becomes 0.01. A number without a unit is refused: 30 what?
+become int bytes; `1%` becomes 0.01; `20/s` so many in so much time. A number without a unit is
+refused: 30 what?
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 
 DURATIONS: Mapping[str, Decimal] = {
@@ -32,7 +34,10 @@ LONGEST = 10_000 * 86_400  # seconds: about 27 years
 LARGEST = 1024**5  # bytes: 1 PiB
 
 SHARES: Mapping[str, Decimal] = {"%": Decimal("0.01")}
+TIMES: Mapping[str, Decimal] = {unit: DURATIONS[unit] for unit in ("s", "m", "h")}
+MOST = 10**7  # in one time of a rate
 
+_RATE = re.compile(r"([0-9]{1,18})\s*/\s*([^\s0-9./]+)")
 _QUANTITY = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,15})?)(\s*)([^\s0-9.]*)")
 _WORDS: Mapping[str, str] = {
     "sec": "s", "secs": "s", "second": "s", "seconds": "s",
@@ -42,6 +47,19 @@ _WORDS: Mapping[str, str] = {
     "byte": "B", "bytes": "B", "k": "KiB", "m": "MiB", "g": "GiB", "t": "TiB",
     "ki": "KiB", "mi": "MiB", "gi": "GiB", "ti": "TiB",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many in each span of so many seconds."""
+
+    count: int
+    seconds: float
+
+    @property
+    def interval(self) -> float:
+        """Seconds from one to the next, on the average."""
+        return self.seconds / self.count
 
 
 def duration(text: str) -> float:
@@ -68,6 +86,27 @@ def share(text: str) -> float:
     if part > 1:
         raise ValueError(f"{text!r} is more than all; the largest share is 100%")
     return float(part)
+
+
+def rate(text: str) -> Rate:
+    """Raises ValueError saying what to write."""
+    match = _RATE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not a rate; write a number and a time, such as 20/s")
+    count, unit = int(match[1]), match[2]
+    if text != f"{match[1]}/{unit}" or unit not in TIMES:
+        meant = _nearest(unit, TIMES)
+        hint = f"did you mean '{count}/{meant}'?" if meant else f"use one of {', '.join(TIMES)}"
+        raise ValueError(f"{text!r} is not a rate; {hint}")
+    if not 1 <= count <= MOST:
+        raise ValueError(f"{text!r} is out of range; use 1/{unit} to {MOST}/{unit}")
+    return Rate(count, float(TIMES[unit]))
+
+
+def show_rate(rate: Rate) -> str:
+    """The text that `rate` reads as this."""
+    unit = next(name for name, seconds in TIMES.items() if seconds == rate.seconds)
+    return f"{rate.count}/{unit}"
 
 
 def show_share(part: float) -> str:

@@ -1,4 +1,5 @@
-"""How many clients may be connected at once, in all and from one address.
+"""How many clients may be connected at once: in all, from one address, and of one identity; and
+how often one address may come.
 
 With several workers the supervisor counts (`Ledger`), so that the limits are those of the host.
 It is asked once for all that connect in one turn of the loop; a connect takes 0.3 ms longer for
@@ -13,102 +14,73 @@ import asyncio
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
-from enum import StrEnum
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, ip_address, ip_network
+from time import monotonic
 from typing import Any, TypeAlias
 
 from starlette.types import Scope
 
 from ..config import Limits as Settings
 from ..errors import RequestError
+from .access import NOBODY, Granted
 from .bus import Away, Bus
+from .ledger import EVERY, Full, Ledger, Refused, places
 from .relay import Relay
 
 log = logging.getLogger(__name__)
 
 TOPIC = "limits"
-ADMITTED = ""
 PATIENCE = 1.0  # seconds for the supervisor to answer
 AGAIN = (3.0, 10.0)  # seconds until one who was refused may try again
+
+_TOLD = {
+    Full.ALL: (503, "the gateway has as many clients as it takes; come back later"),
+    Full.ADDRESS: (429, "your address has as many connections as it may; close one"),
+    Full.IDENTITY: (429, "you have as many connections as you may; close one"),
+    Full.RATE: (429, "your address connects more often than it may; come back later"),
+}
 
 Leave: TypeAlias = Callable[[], None]
 
 
-class Full(StrEnum):
-    """Which limit is reached."""
-
-    ALL = "connections"
-    ADDRESS = "perAddress"
-
-
 class Busy(RequestError):
-    """One limit is reached: 503 for that of all, 429 for that of one address."""
+    """One limit is reached: 503 for that of all, 429 for those of one client."""
 
-    def __init__(self, full: Full) -> None:
-        said = {
-            Full.ALL: (503, "the gateway has as many clients as it takes; come back later"),
-            Full.ADDRESS: (429, "your address has as many connections as it may; close one"),
-        }
-        status, detail = said[full]
-        super().__init__(status, "Busy", detail, retry_after=random.uniform(*AGAIN))
+    def __init__(self, refused: Refused) -> None:
+        status, detail = _TOLD[refused.full]
+        again = refused.wait + random.uniform(*AGAIN)
+        super().__init__(status, "Busy", detail, retry_after=again)
 
 
-class Ledger:
-    """Who holds how many connections, by worker and address."""
+class Place:
+    """One connection that is counted; to be called when it is over."""
 
-    def __init__(self, connections: int | None, per_address: int | None) -> None:
-        self._limits = connections, per_address
-        self._held: dict[int, Counter[str]] = {}
-        self._addresses: Counter[str] = Counter()
-        self._total = 0
+    __slots__ = ("_keys", "_limits")
 
-    @property
-    def total(self) -> int:
-        return self._total
+    def __init__(self, limits: Limits | None, keys: Sequence[str] = ()) -> None:
+        self._limits = limits
+        self._keys = keys
 
-    def held(self, worker: int) -> Mapping[str, int]:
-        return self._held.get(worker, {})
+    def __call__(self) -> None:
+        limits, keys = self._limits, self._keys
+        self._limits, self._keys = None, ()
+        if limits is not None:
+            limits.leave(keys)
 
-    def full(self, address: str) -> Full | None:
-        """What keeps one more out. address: "" for unknown, which only counts in all."""
-        connections, per_address = self._limits
-        if connections is not None and self._total >= connections:
-            return Full.ALL
-        if per_address is not None and address and self._addresses[address] >= per_address:
-            return Full.ADDRESS
-        return None
-
-    def take(self, worker: int, address: str) -> Full | None:
-        """One more, if it is not too many."""
-        full = self.full(address)
-        if full is None:
-            self.add(worker, {address: 1})
-        return full
-
-    def add(self, worker: int, counts: Mapping[str, int]) -> None:
-        """They are there, whether it is too many or not."""
-        held = self._held.setdefault(worker, Counter())
-        for address, count in counts.items():
-            held[address] += count
-            self._addresses[address] += count
-            self._total += count
-
-    def give(self, worker: int, counts: Mapping[str, int]) -> None:
-        held = self._held.get(worker, Counter())
-        for address, count in counts.items():
-            gone = min(count, held[address])
-            self._total -= gone
-            for each in (held, self._addresses):
-                each[address] -= gone
-                if not each[address]:
-                    del each[address]
-
-    def forget(self, worker: int) -> None:
-        """It ended, and all of its connections with it."""
-        self.give(worker, dict(self.held(worker)))
-        self._held.pop(worker, None)
+    async def identify(self, granted: Granted) -> None:
+        """It is one of this client's, too: who comes to `/ws` is known by its streams only. Raises
+        Busy."""
+        limits = self._limits
+        keys = [] if limits is None else limits.keys_of(granted)
+        if limits is None or not keys or keys[0] in self._keys:
+            return
+        await limits.take(keys)
+        if self._limits is None:  # it was over meanwhile
+            limits.leave(keys)
+        else:
+            self._keys = (*self._keys, *keys)
 
 
 class Limits:
@@ -116,13 +88,13 @@ class Limits:
 
     def __init__(self, settings: Settings, bus: Bus) -> None:
         self._bus = bus
-        self._unlimited = settings.connections is None and settings.per_address is None
+        self._settings = settings
+        at_once = (settings.connections, settings.per_address, settings.per_identity)
+        self._unlimited = not any(at_once)
         self._shared = bus.workers > 1
-        self._own = Ledger(
-            _share(settings.connections, bus.workers), _share(settings.per_address, bus.workers)
-        )
+        self._own = Ledger.of(settings, bus.workers)
         self.refused: Counter[str] = Counter()  # connections, by what kept them out
-        self._asking: list[tuple[str, asyncio.Future[Full | None]]] = []
+        self._asking: list[tuple[Sequence[str], asyncio.Future[Refused | None]]] = []
         self._gone: Counter[str] = Counter()
         self._turn: asyncio.Task[None] | None = None
         bus.joined.append(self._joined)
@@ -132,42 +104,54 @@ class Limits:
         """Connections of this worker; 0 where there are no limits."""
         return self._own.total
 
-    async def enter(self, scope: Scope) -> Leave:
-        """Count one connection; to be called when it is over. Raises Busy."""
+    async def arrive(self, scope: Scope) -> None:
+        """Somebody asks for a connection; before it is known who that is. Raises Busy if the
+        address does so too often."""
+        if self._settings.rate is not None and (address := address_of(scope)):
+            await self.take([Full.RATE.key(address)])
+
+    async def enter(self, scope: Scope, granted: Granted = NOBODY) -> Place:
+        """Count one connection. Raises Busy."""
         if self._unlimited:
-            return _nothing
-        client = scope.get("client")
-        address = source(client[0]) if client else ""
-        full = await self._ask(address) if self._shared else self._own.take(0, address)
-        if full is not None:
-            self.refused[full] += 1
-            raise Busy(full)
-        left = False
+            return NOWHERE
+        keys = [EVERY]
+        if self._settings.per_address is not None and (address := address_of(scope)):
+            keys.append(Full.ADDRESS.key(address))
+        keys += self.keys_of(granted)
+        await self.take(keys)
+        return Place(self, tuple(keys))
 
-        def leave() -> None:
-            nonlocal left
-            if not left:
-                left = True
-                self._leave(address)
+    def keys_of(self, granted: Granted) -> list[str]:
+        """Of who it is for the first guard; none where that does not count."""
+        guard = next(iter(granted), None) if self._settings.per_identity is not None else None
+        return [] if guard is None else [Full.IDENTITY.key(f"{guard}:{granted[guard].identity}")]
 
-        return leave
-
-    def _leave(self, address: str) -> None:
-        self._own.give(0, {address: 1})
+    async def take(self, keys: Sequence[str]) -> None:
+        """A place under each of these, or under none. Raises Busy."""
         if self._shared:
-            self._gone[address] += 1
+            refused = await self._ask(keys)
+        else:
+            refused = self._own.take(0, keys, monotonic())
+        if refused is not None:
+            self.refused[refused.full] += 1
+            raise Busy(refused)
+
+    def leave(self, keys: Sequence[str]) -> None:
+        self._own.give(0, places(keys))
+        if self._shared:
+            self._gone.update(places(keys))
             self._soon()
 
-    async def _ask(self, address: str) -> Full | None:
+    async def _ask(self, keys: Sequence[str]) -> Refused | None:
         """The supervisor, with all others of this turn of the loop."""
-        answer: asyncio.Future[Full | None] = asyncio.get_running_loop().create_future()
-        self._asking.append((address, answer))
+        answer: asyncio.Future[Refused | None] = asyncio.get_running_loop().create_future()
+        self._asking.append((keys, answer))
         self._soon()
         try:
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.result() is None:
-                self._leave(address)  # let in, and gone before it heard of it
+                self.leave(keys)  # let in, and gone before it heard of it
             raise
 
     def _soon(self) -> None:
@@ -181,33 +165,36 @@ class Limits:
                 linked = await self._bus.until_linked(PATIENCE)
                 asking, self._asking = self._asking, []
                 gone, self._gone = dict(self._gone), Counter()
-                told = {"gone": gone, "take": [address for address, _ in asking]}
+                told = {"gone": gone, "take": [keys for keys, _ in asking]}
                 answers = await self._call(told) if linked else None
-                for n, (address, answer) in enumerate(asking):
-                    self._decide(address, answer, None if answers is None else answers[n])
+                for n, (keys, answer) in enumerate(asking):
+                    self._decide(keys, answer, None if answers is None else answers[n])
         finally:
             self._turn = None
 
-    async def _call(self, told: Mapping[str, Any]) -> list[str] | None:
+    async def _call(self, told: Mapping[str, Any]) -> list[list[Any]] | None:
         """None if the supervisor is away: it is told what is held here when it is back."""
         try:
-            answers: list[str] = await self._bus.call(TOPIC, told, within=PATIENCE)
+            answers: list[list[Any]] = await self._bus.call(TOPIC, told, within=PATIENCE)
         except Away as exc:
             log.warning("this worker admits its share of connections by itself: %s", exc)
             self._bus.cut()  # or an answer that is only late would count them twice
             return None
         return answers
 
-    def _decide(self, address: str, answer: asyncio.Future[Full | None], said: str | None) -> None:
+    def _decide(
+        self, keys: Sequence[str], answer: asyncio.Future[Refused | None], said: list[Any] | None
+    ) -> None:
+        """said: what refuses it, or nothing; None where nobody answered."""
         if said is None:
-            full = self._own.take(0, address)
+            refused = self._own.take(0, keys, monotonic())
         else:
-            full = None if said == ADMITTED else Full(said)
-            self._own.add(0, {address: 1} if full is None else {})
+            refused = Refused(Full(said[0]), said[1]) if said else None
+            self._own.add(0, {} if said else places(keys))
         if not answer.cancelled():
-            answer.set_result(full)
-        elif full is None:
-            self._leave(address)
+            answer.set_result(refused)
+        elif refused is None:
+            self.leave(keys)
 
     def _joined(self) -> None:
         """The supervisor is there, or there again: what is held here is all that counts."""
@@ -217,19 +204,25 @@ class Limits:
 
 def count_for(relay: Relay, settings: Settings) -> Ledger:
     """Let a supervisor count for its workers."""
-    ledger = Ledger(settings.connections, settings.per_address)
+    ledger = Ledger.of(settings)
 
-    def answer(worker: int, told: Mapping[str, Any]) -> list[str] | None:
+    def answer(worker: int, told: Mapping[str, Any]) -> list[Sequence[Any]] | None:
         if "held" in told:
             ledger.forget(worker)
             ledger.add(worker, told["held"])
             return None
         ledger.give(worker, told["gone"])
-        return [ledger.take(worker, address) or ADMITTED for address in told["take"]]
+        return [ledger.take(worker, keys, monotonic()) or () for keys in told["take"]]
 
     relay.on(TOPIC, answer)
     relay.left.append(ledger.forget)
     return ledger
+
+
+def address_of(scope: Scope) -> str:
+    """Where a connection comes from; empty where that is not known."""
+    client = scope.get("client")
+    return source(client[0]) if client else ""
 
 
 @lru_cache(4096)
@@ -246,9 +239,5 @@ def source(host: str) -> str:
     return str(ip_network((int(address), 64), strict=False))
 
 
-def _share(limit: int | None, workers: int) -> int | None:
-    return None if limit is None else -(-limit // workers)
-
-
-def _nothing() -> None:
-    pass
+NOWHERE = Place(None)
+"""Of a connection that need not be counted."""

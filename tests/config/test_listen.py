@@ -5,7 +5,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gateway.config import Settings, dump, loads, schema
+from gateway.config import Rate, Settings, dump, loads, schema
 from gateway.errors import ConfigError
 
 KAFKA = "kafka: {servers: [localhost:9092]}\n"
@@ -40,10 +40,14 @@ def test_proxies_are_all_none_or_some(written: str, environ: dict[str, str], mea
 
 
 def test_all_of_it_is_written_back_as_it_is_read():
-    text = "{workers: 3, limits: {connections: 5, perAddress: 2}, drainTimeout: 1500ms}"
+    limits = "{connections: 5, perAddress: 2, perIdentity: 3, rate: 90/m, burst: 7}"
+    text = f"{{workers: 3, limits: {limits}, drainTimeout: 1500ms}}"
     made = loads(f"{KAFKA}listen: {text}\n")
     assert (made.listen.workers, made.listen.drain_timeout) == (3, 1.5)
     assert (made.listen.limits.connections, made.listen.limits.per_address) == (5, 2)
+    assert (made.listen.limits.per_identity, made.listen.limits.burst) == (3, 7)
+    assert made.listen.limits.rate == Rate(90, 60.0)
+    assert "rate: 90/m" in dump(made).replace('"', "")
     assert loads(dump(made)) == made
 
 
@@ -55,6 +59,13 @@ def test_all_of_it_is_written_back_as_it_is_read():
         ("{worker: 2}", "unknown 'worker' 'workers'?"),
         ("{limits: {connections: 0}}", "limits.connections 0 out of range"),
         ("{limits: {per-address: 3}}", "unknown 'per-address' 'perAddress'?"),
+        ("{limits: {perIdentity: 0}}", "limits.perIdentity 0 out of range"),
+        ("{limits: {rate: 20}}", "limits.rate 20 unit 20/s"),
+        ("{limits: {rate: 20/sec}}", "limits.rate '20/sec' mean '20/s'?"),
+        ("{limits: {rate: 0/s}}", "limits.rate '0/s' out of range 1/s 10000000/s"),
+        ("{limits: {rate: 20/d}}", "limits.rate '20/d' rate s, m, h"),
+        ("{limits: {rate: fast}}", "limits.rate 'fast' not a rate 20/s"),
+        ("{limits: {burst: 20}}", "limits 'burst' needs 'rate'"),
         ("{limits: 5}", "limits options 5"),
         ("{drainTimeout: 5}", "drainTimeout 5 unit"),
         ("{drainTimeout: 2h}", "2h out of range 100ms 1h"),
@@ -84,10 +95,11 @@ def test_editors_are_told_the_same():
         {"workers": 3, "limits": {"connections": 1, "perAddress": "${env.X}"}},
         {"forwarded": True}, {"forwarded": ["10.0.0.0/8"]}, {"forwarded": "${env.PROXIES}"},
         {"drainTimeout": "500ms"},
+        {"limits": {"rate": "20/s", "burst": 40, "perIdentity": 5}},
     ]  # fmt: skip
     bad: list[Any] = [
         {"workers": "3"}, {"limits": {"connection": 1}}, {"forwarded": "10.0.0.1"},
-        {"forwarded": []}, {"forwarded": [1]}, {"drainTimeout": 5},
+        {"forwarded": []}, {"forwarded": [1]}, {"drainTimeout": 5}, {"limits": {"rate": 20}},
     ]  # fmt: skip
     assert [errors(section) for section in good] == [0] * len(good)
     assert all(errors(section) for section in bad)

@@ -7,8 +7,12 @@ from hypothesis import strategies as st
 from gateway.config.units import (
     LARGEST,
     LONGEST,
+    MOST,
+    Rate,
     duration,
+    rate,
     show_duration,
+    show_rate,
     show_size,
     size,
 )
@@ -81,3 +85,27 @@ def test_any_text_is_a_quantity_or_a_value_error(text: str):
             assert read(text) >= 0
         except ValueError as error:
             assert ";" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("20/s", Rate(20, 1.0)), ("100/m", Rate(100, 60.0)), ("1/h", Rate(1, 3600.0))],
+)
+def test_a_rate_is_so_many_in_a_time(text: str, meant: Rate):
+    assert rate(text) == meant and show_rate(meant) == text
+    assert meant.count * meant.interval == pytest.approx(meant.seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("20", "such as 20/s"), ("20/", "such as 20/s"), ("-1/s", "such as 20/s"), ("", "20/s"),
+        ("1.5/s", "such as 20/s"), ("20/2s", "such as 20/s"), ("20 / s", "'20/s'"),
+        ("20/S", "'20/s'"), ("20/minute", "'20/m'"), ("20/d", "one of s, m, h"),
+        ("0/s", "1/s to"), (f"{MOST + 1}/h", "1/h to"), ("20/s\n", "such as 20/s"),
+        ("\u0665/s", "such as 20/s"),
+    ],
+)  # fmt: skip
+def test_what_is_no_rate_says_what_to_write(text: str, hint: str):
+    with pytest.raises(ValueError, match=hint):
+        rate(text)

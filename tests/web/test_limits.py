@@ -1,61 +1,31 @@
-"""Who is let in: by the counts alone, by one process, and by several that share the limits."""
+"""Who is let in: by one process, and by several that share the limits."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.buses import Host, host
 from support.until import until
 
 from gateway.config import Limits as Settings
+from gateway.web.access import NOBODY, Grant, Granted
 from gateway.web.bus import Bus
-from gateway.web.limits import Busy, Full, Ledger, Limits, count_for, source
-
-ADDRESSES = ["a", "b", ""]
+from gateway.web.ledger import Ledger
+from gateway.web.limits import Busy, Limits, Place, count_for, source
 
 
 def scope(host: str | None) -> dict[str, Any]:
     return {"type": "http", "client": None if host is None else (host, 1234)}
 
 
-def limits(bus: Bus, **settings: int) -> Limits:
+def known(identity: str, guard: str = "users") -> Granted:
+    return Granted([Grant(guard, identity), Grant("second", "another")])
+
+
+def limits(bus: Bus, **settings: Any) -> Limits:
     return Limits(Settings.model_validate(settings), bus)
-
-
-@given(st.lists(st.tuples(
-    st.sampled_from(["take", "give", "forget", "add"]), st.integers(1, 3),
-    st.sampled_from(ADDRESSES),
-)))  # fmt: skip
-def test_the_counts_are_those_of_who_is_there_and_only_what_is_added_goes_over(steps):
-    ledger = Ledger(6, 3)
-    there: Counter[tuple[int, str]] = Counter()
-
-    def total(*addresses: str) -> int:
-        return sum(n for (_, each), n in there.items() if each in (addresses or ADDRESSES))
-
-    for step, worker, address in steps:
-        if step == "take":
-            full = ledger.take(worker, address)
-            over = address != "" and total(address) >= 3
-            assert full == (Full.ALL if total() >= 6 else Full.ADDRESS if over else None)
-            there[worker, address] += full is None
-        elif step == "add":
-            ledger.add(worker, {address: 1})
-            there[worker, address] += 1
-        elif step == "give":
-            ledger.give(worker, {address: 1})
-            there[worker, address] -= there[worker, address] > 0
-        else:
-            ledger.forget(worker)
-            there = Counter({key: n for key, n in there.items() if key[0] != worker})
-        assert ledger.total == total()
-        assert dict(ledger.held(worker)) == {a: there[worker, a] for a in ADDRESSES
-                                             if there[worker, a]}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -105,19 +75,86 @@ async def test_who_has_no_address_counts_in_all_only():
         await gate.enter(scope(None))
 
 
-async def sharing(made: Host, **settings: int) -> tuple[Ledger, list[Limits]]:
+async def test_one_identity_has_so_many_wherever_it_comes_from():
+    gate = limits(Bus(), perIdentity=2)
+    first = await gate.enter(scope("192.0.2.1"), known("ada"))
+    await gate.enter(scope("192.0.2.2"), known("ada"))
+    with pytest.raises(Busy) as refused:
+        await gate.enter(scope("192.0.2.3"), known("ada"))
+    assert refused.value.status == 429 and refused.value.retry_after
+    assert gate.refused == {"perIdentity": 1}
+    for _ in range(3):  # it harms nobody else, of the same address either
+        await gate.enter(scope("192.0.2.1"))
+    await gate.enter(scope("192.0.2.1"), known("bob"))
+    await gate.enter(scope("192.0.2.1"), known("ada", "certificates"))
+    first()
+    await gate.enter(scope("192.0.2.3"), known("ada"))
+    assert gate.held == 7
+
+
+async def test_who_is_refused_for_one_limit_has_no_place_under_another():
+    gate = limits(Bus(), connections=3, perAddress=2, perIdentity=1)
+    await gate.enter(scope("192.0.2.1"), known("ada"))
+    for _ in range(5):
+        with pytest.raises(Busy):
+            await gate.enter(scope("192.0.2.1"), known("ada"))
+    await gate.enter(scope("192.0.2.1"), known("bob"))
+    assert gate.held == 2
+
+
+async def test_who_is_known_later_counts_from_then_on():
+    gate = limits(Bus(), perIdentity=1)
+    one, other = [await gate.enter(scope("192.0.2.1")) for _ in range(2)]
+    for _ in range(2):  # for each stream of its socket
+        await one.identify(known("ada"))
+    await one.identify(known("ada", "certificates"))
+    with pytest.raises(Busy):
+        await other.identify(known("ada"))
+    await other.identify(known("bob"))
+    with pytest.raises(Busy):
+        await gate.enter(scope("192.0.2.1"), known("ada", "certificates"))
+    one()
+    await other.identify(known("ada"))
+    await gate.enter(scope("192.0.2.1"), known("ada", "certificates"))
+    other()
+    other()
+    assert gate.held == 1
+
+
+async def test_an_address_comes_so_often_and_not_more():
+    gate = limits(Bus(), rate="3/h")
+    for address in ("192.0.2.1", "192.0.2.2", "2001:db8::1"):
+        for _ in range(3):
+            await gate.arrive(scope(address))
+    for address in ("192.0.2.1", "2001:db8::2"):
+        with pytest.raises(Busy) as refused:
+            await gate.arrive(scope(address))
+        assert refused.value.status == 429
+        assert refused.value.retry_after is not None
+        assert 1100 < refused.value.retry_after <= 1210
+    for _ in range(10):
+        await gate.arrive(scope(None))
+    assert gate.refused == {"rate": 2} and gate.held == 0
+
+
+async def sharing(made: Host, **settings: Any) -> tuple[Ledger, list[Limits]]:
     ledger = count_for(made.relay, Settings.model_validate(settings))
     gates = [limits(bus, **settings) for bus in made.buses]
     await made.run()
     return ledger, gates
 
 
-async def entered(gates: list[Limits], tries: int, address: str = "192.0.2.1") -> list[Any]:
+async def entered(
+    gates: list[Limits], tries: int, address: str = "192.0.2.1", who: Granted = NOBODY
+) -> list[Any]:
     """All at once, spread over the workers; who got in, as ways out."""
-    outcomes = await asyncio.gather(
-        *(gates[n % len(gates)].enter(scope(address)) for n in range(tries)),
-        return_exceptions=True,
-    )
+    asked = (gates[n % len(gates)].enter(scope(address), who) for n in range(tries))
+    return await let_in(*asked)
+
+
+async def let_in(*asked: Any) -> list[Any]:
+    """What came of those that were not refused."""
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
     for each in outcomes:
         if isinstance(each, Exception) and not isinstance(each, Busy):
             raise each
@@ -130,6 +167,51 @@ async def test_a_storm_on_all_workers_gets_exactly_the_limit_in():
         assert len(await entered(gates, 300)) == 70
         assert len(await entered(gates, 300, "192.0.2.2")) == 30
         assert ledger.total == 100
+
+
+async def test_an_identity_has_so_many_on_all_workers_together():
+    async with host(3) as made:
+        ledger, gates = await sharing(made, perIdentity=4)
+        leaving = await entered(gates, 30, who=known("ada"))
+        assert len(leaving) == 4 and len(await entered(gates, 30, who=known("bob"))) == 4
+        sockets: list[Place] = await entered(gates, 6)
+        assert await let_in(*(each.identify(known("ada")) for each in sockets)) == []
+        for leave in leaving:
+            leave()
+        await until(lambda: ledger.total == 10, lambda: f"{ledger.total}")
+        known_now = await let_in(*(each.identify(known("ada")) for each in sockets))
+        assert len(known_now) == 4
+        for leave in sockets:
+            leave()
+        await until(lambda: ledger.total == 4, lambda: f"{ledger.total}")
+        assert len(await entered(gates, 30, who=known("ada"))) == 4
+
+
+@pytest.mark.parametrize("lost", [("over",), ("cancelled", "over"), ("over", "cancelled")])
+async def test_a_socket_that_is_lost_while_it_becomes_known_is_not_counted(lost: tuple[str, ...]):
+    async with host(2) as made:
+        ledger, gates = await sharing(made, perIdentity=1)
+        (place,) = await entered(gates[:1], 1)
+        becoming = asyncio.create_task(place.identify(known("ada")))
+        await asyncio.sleep(0)
+        for each in lost:
+            if each == "over":
+                place()
+            else:
+                becoming.cancel()
+        await asyncio.gather(becoming, return_exceptions=True)
+        await until(lambda: not ledger.held(1), lambda: f"{ledger.held(1)}")
+        assert len(await entered(gates, 4, who=known("ada"))) == 1
+
+
+async def test_an_address_comes_so_often_on_all_workers_together():
+    async with host(3) as made:
+        ledger, gates = await sharing(made, rate="10/h")
+        asked = (gates[n % 3].arrive(scope("192.0.2.1")) for n in range(40))
+        assert len(await let_in(*asked)) == 10
+        await gates[0].arrive(scope("192.0.2.2"))
+        assert sum(gate.refused["rate"] for gate in gates) == 30
+        assert not any(ledger.held(worker) for worker in (1, 2, 3))
 
 
 async def test_who_leaves_one_worker_makes_room_at_another():
@@ -187,12 +269,14 @@ async def test_who_goes_away_while_it_is_let_in_is_not_counted(moment: str):
 async def test_without_the_supervisor_each_admits_its_share(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("gateway.web.limits.PATIENCE", 0.2)
     async with host(3) as made:
-        _, gates = await sharing(made, connections=9, perAddress=6)
+        _, gates = await sharing(made, connections=9, perAddress=6, rate="6/h")
         await made.relay.close()
         await until(lambda: not any(bus.linked for bus in made.buses))
         for gate in gates:
             assert len(await entered([gate], 5)) == 2
             assert len(await entered([gate], 5, "192.0.2.2")) == 1
+            asked = (gate.arrive(scope("192.0.2.1")) for _ in range(5))
+            assert len(await let_in(*asked)) == 2
 
 
 async def test_a_supervisor_that_hangs_holds_up_nobody_for_long(monkeypatch: pytest.MonkeyPatch):
