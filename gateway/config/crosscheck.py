@@ -12,6 +12,7 @@ from typing import Any
 from .expression import nearest
 from .guarded import claim, guarded, guards, masked, secret_query
 from .path import PathPattern
+from .producing import pattern_of
 from .section import Problem
 from .substitution import Unsettled, shown
 from .template import Hole, Template
@@ -91,12 +92,11 @@ def _paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Paths that are taken: by the gateway itself, or by a route before."""
     metrics = _map(_map(raw.get("telemetry")).get("metrics")).get("prometheus", "/metrics")
     own = RESERVED | ({str(metrics)} if isinstance(metrics, str) else set())
-    before: list[tuple[int, str, PathPattern]] = []
-    for route, when, text, pattern in _whens(raw):
-        way: Way = ("routes", route, "when", when, "path")
+    before: dict[str, list[tuple[int, str, PathPattern]]] = {}
+    for way, method, text, pattern in _whens(raw):
         if text in own:
             yield Problem(way, f"path '{text}' is the gateway's own; use another")
-        for index, other, earlier in before:
+        for index, other, earlier in before.setdefault(method, []):
             if earlier.shape == pattern.shape:
                 what = f"path '{text}' is taken by routes[{index}] ('{other}'); remove one"
                 yield Problem(way, what)
@@ -105,15 +105,25 @@ def _paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
                 what = f"path '{text}' is never reached, routes[{index}] ('{other}') answers first"
                 yield Problem(way, f"{what}; put this route before it")
                 break
-        before.append((route, text, pattern))
+        before[method].append((int(way[1]), text, pattern))
 
 
-def _whens(raw: Mapping[str, Any]) -> Iterator[tuple[int, int, str, PathPattern]]:
+def _whens(raw: Mapping[str, Any]) -> Iterator[tuple[Way, str, str, PathPattern]]:
+    """The paths of all routes, by method; those where replies are asked for, too."""
     for index, route in enumerate(_list(raw.get("routes"))):
+        options = _map(_map(route).get("with"))
+        usual = "POST" if options.get("capability") == "produce" else "GET"
         for number, when in enumerate(_list(_map(route).get("when"))):
             pattern = _pattern(_map(when).get("path"))
             if pattern is not None:
-                yield index, number, str(_map(when)["path"]), pattern
+                way: Way = ("routes", index, "when", number, "path")
+                method = str(_map(when).get("method") or usual)
+                yield way, method, str(_map(when)["path"]), pattern
+        for way, location in _location(options):
+            try:
+                yield ("routes", index, *way), "GET", str(location), pattern_of(location)
+            except ValueError:
+                continue
 
 
 def _route(
@@ -131,7 +141,11 @@ def _route(
         what = "'allow' is for topics that a path chooses; add one such as ${params.topics}"
         yield Problem(("with", "allow"), what, key=True)
     params = _params(route)
-    for way, template in (*_sources(route), *_conditions(route)):
+    options = _map(route.get("with"))
+    replies = options.get("replyTo")
+    if isinstance(replies, str) and not _known(replies, topics):
+        yield Problem(("with", "replyTo"), _unknown_topic(replies, topics))
+    for way, template in (*_sources(route), *_conditions(route), *_written(options)):
         for hole in template.holes:
             refusal = _hole(hole, params) or _claimed(raw, route, hole)
             if refusal:
@@ -168,6 +182,17 @@ def _conditions(route: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
         for part in ("headers", "value"):
             for name, wanted in _map(_map(condition).get(part)).items():
                 yield from _wanted((*way, part, name), wanted)
+
+
+def _written(options: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
+    yield from _template(("with", "key"), options.get("key"))
+    for name, text in _map(options.get("overrides")).items():
+        yield from _template(("with", "overrides", name), text)
+    yield from _location(options)
+
+
+def _location(options: Mapping[str, Any]) -> Iterator[tuple[Way, Template]]:
+    yield from _template(("with", "async", "location"), _map(options.get("async")).get("location"))
 
 
 def _wanted(way: Way, wanted: object) -> Iterator[tuple[Way, Template]]:

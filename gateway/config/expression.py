@@ -1,8 +1,9 @@
 """The `${...}` inside a text: one grammar for substitution and for templates.
 
 `${env.NAME}`, `${env.NAME:default}` and `${file:path}` are settled when the file is
-loaded; `${params.x}`, `${query.x}`, `${guarded['g'].identity}` and `${message.value.x}`
-when a client or a record comes. `${$}` is a dollar sign, for a text that needs `${`.
+loaded; `${params.x}`, `${query.x}`, `${guarded['g'].identity}`, `${idempotencyKey}`,
+`${correlationId}` and `${message.value.x}` when a client or a record comes. `${$}` is a dollar
+sign, for a text that needs `${`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
-ROOTS = ("env", "file", "params", "query", "guarded", "message")
+ROOTS = (
+    *("env", "file", "params", "query", "guarded", "message"),
+    *("idempotencyKey", "correlationId"),
+)
 
 _OPEN = re.compile(r"\$\{([^{}]*)(\}?)")
 _ROOT = re.compile(r"[A-Za-z_$-]*")

@@ -7,9 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter
 
+from . import producing
 from .condition import Filter, RequestTemplate
-from .fields import Duration, Flag, History, Pointer, Text, TopicGlob, text, within
+from .fields import Duration, Flag, History, Pointer, Text, TopicGlob, TopicName, text, within
 from .path import PathPattern
+from .producing import Async, Correlation, WrittenTemplate
 from .section import Problem, Section, refused
 from .template import Template
 
@@ -30,7 +32,10 @@ class When(Section):
     path: RoutePath = Field(
         description="Such as /events/{customer}; `*` at the end for the rest. For clients."
     )
-    method: Literal["GET"] = Field(default="GET", description="The HTTP method. For clients.")
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] | None = Field(
+        default=None,
+        description="The HTTP method; default GET, with capability: produce POST. For clients.",
+    )
 
     @property
     def pattern(self) -> PathPattern:
@@ -67,8 +72,13 @@ ShownField = Annotated[str | Shown, PlainValidator(_shown, json_schema_input_typ
 
 
 class With(Section):
+    capability: Literal["stream", "fetch", "produce"] = Field(
+        default="stream",
+        description="What a request gets: a stream; fetch: the latest record of a key, as a "
+        "document; produce: its body is written as a record. For clients.",
+    )
     topic: RequestTemplate | None = Field(
-        default=None, description="The topic to read. For clients."
+        default=None, description="The topic to read, or to write to. For clients."
     )
     topics: tuple[RequestTemplate, ...] = Field(
         default=(), description="Several topics, merged. For clients; instead of topic."
@@ -134,10 +144,48 @@ class With(Section):
         description="Whether clients may write records, over WebSocket. For their commands.",
     )
 
+    key: WrittenTemplate | None = Field(
+        default=None,
+        description="The key of what is written, such as ${params.id} or ${idempotencyKey}. For "
+        "order, and for compacted topics.",
+    )
+    overrides: dict[Text, WrittenTemplate] = Field(
+        default={},
+        description="Headers of what is written, over those of the request. For services that "
+        "must know who asked.",
+    )
+    acks: Literal["in_sync_replicas", "none"] | None = Field(
+        default=None,
+        description="When a request is answered: when the replicas in sync have its record "
+        "(default), or none, at once. For what may be lost.",
+    )
+    reply_to: TopicName | None = Field(
+        default=None,
+        description="The topic of replies; a request is answered with its own. For services "
+        "behind Kafka.",
+    )
+    correlation: Correlation | None = Field(
+        default=None, description="How a reply is found. For services that answer."
+    )
+    timeout: Annotated[Duration, within(0.1, 300)] | None = Field(
+        default=None,
+        description="How long a reply is waited for, before 504; default 30s. For slow services.",
+    )
+    async_: Async | None = Field(
+        default=None,
+        alias="async",
+        description="What Prefer: respond-async is answered with. For slow services.",
+    )
+
     @property
     def sources(self) -> tuple[Template, ...]:
         """The topics, however they were written."""
         return (self.topic,) if self.topic is not None else self.topics
+
+    @property
+    def writes(self) -> bool:
+        """Whether clients may write records."""
+        return self.produce or self.capability == "produce"
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -153,6 +201,7 @@ class With(Section):
         if raw.get("mode") == "snapshot" and raw.get("slowClient") == "skip":
             what = "skip leaves out what mode: snapshot promises, the latest record of each key"
             yield Problem(("slowClient",), f"{what}; use conflate")
+        yield from producing.look(raw)
 
 
 class Route(Section):
@@ -163,9 +212,16 @@ class Route(Section):
         default={},
         description="Guards and the roles they must grant, all of them. For access control.",
     )
-    with_: With = Field(alias="with", description="What is streamed. For clients.")
+    with_: With = Field(
+        alias="with", description="What is streamed, shown or written. For clients."
+    )
+
+    def method(self, when: When) -> str:
+        """The HTTP method of one of its paths."""
+        return when.method or ("POST" if self.with_.capability == "produce" else "GET")
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if raw.get("when") in ([], ()):
             yield Problem(("when",), "is empty; list at least one path")
+        yield from producing.methods(raw)

@@ -2,7 +2,8 @@
 
 `${params.customer}` is a parameter of the route's path, `${query.x}` of the request's
 query, `${guarded['jwt0'].identity}` and `${guarded['jwt0'].attributes.a}` come from a
-guard, `${message.key}` and `${message.value.a.b}` from a record (transforms only).
+guard, `${message.key}` and `${message.value.a.b}` from a record (transforms only), and
+`${idempotencyKey}` and `${correlationId}` from a request that writes one.
 Filled in once, left to right: what a client sends is text, never a template.
 """
 
@@ -35,16 +36,22 @@ _FORMS: tuple[tuple[str, re.Pattern[str], str], ...] = (
         re.compile(rf"message\.(key|value)((?:\.{_NAME})*)"),
         "${message.key} or ${message.value.field}",
     ),
+    ("idempotencyKey", re.compile("(idempotencyKey)"), "${idempotencyKey}"),
+    ("correlationId", re.compile("(correlationId)"), "${correlationId}"),
 )
 REQUEST = frozenset({"params", "query", "guarded"})
 MESSAGE = frozenset({"message"})
+WRITTEN = REQUEST | {"idempotencyKey"}
+LOCATION = frozenset({"params", "correlationId"})
+_WORDS = {"idempotencyKey": "header Idempotency-Key", "correlationId": "correlation id"}
 
 
 class Hole(NamedTuple):
     """One `${...}` of a template.
 
-    root: params, query, guarded or message. name: of the parameter, of the guard, or
-    key or value. detail: the attribute, or the dotted field; empty for none.
+    root: params, query, guarded, message, or a word by itself, which is its name, too.
+    name: of the parameter, of the guard, or key or value. detail: the attribute, or the
+    dotted field; empty for none.
     """
 
     root: str
@@ -96,8 +103,10 @@ class Template:
         query: Mapping[str, str] = _Empty,
         identity: Mapping[str, str] = _Empty,
         attributes: Mapping[str, Mapping[str, str]] = _Empty,
+        words: Mapping[str, str] = _Empty,
     ) -> str:
-        """The text for one request. `identity` and `attributes` are by guard.
+        """The text for one request. `identity` and `attributes` are by guard; `words` are what
+        stands by itself, such as `idempotencyKey`.
 
         Raises RequestError: 400 for a missing parameter, 403 for a missing claim.
         """
@@ -107,6 +116,8 @@ class Template:
                 return _found(params, hole.name, 400, f"path parameter '{hole.name}'")
             if hole.root == "query":
                 return _found(query, hole.name, 400, f"query parameter '{hole.name}'")
+            if hole.root in _WORDS:
+                return _found(words, hole.name, 400, _WORDS[hole.root])
             if not hole.detail:
                 return _claimed(identity, hole.name, f"identity of guard '{hole.name}'")
             claims = attributes.get(hole.name, _Empty)

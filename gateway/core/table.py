@@ -107,6 +107,11 @@ class Table:
                 self.bytes += weight(entry)
         return True
 
+    def get(self, key: Key) -> Record | None:
+        """The latest record of a key; None if there is none, or it is deleted."""
+        held = self._held.get(key)
+        return held if type(held) is Record else None
+
     @property
     def held(self) -> int:
         """Bytes in memory, with what was encoded of it."""

@@ -23,6 +23,7 @@ def read(hub: Hub, figures: Figures) -> None:
     for traffic in hub.traffics:
         _traffic(traffic, figures)
     _behind(hub.behind, figures)
+    figures.count(catalog.REPLIES, hub.replies)
     figures.add(catalog.WEBSOCKETS, len(hub.leaving))
     figures.add(catalog.REACHABLE, hub.started and hub.cluster.reachable)
     figures.add(catalog.MEMORY_LIMIT, hub.settings.memory)

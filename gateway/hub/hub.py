@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
@@ -27,6 +28,7 @@ from . import resume
 from .archive import Archive
 from .client import Client
 from .distances import Distances
+from .documents import Documents
 from .epochs import Epochs
 from .feeds import Feeds
 from .herd import Herds
@@ -70,6 +72,7 @@ class Hub:
         self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
         self.tracing: Tracing | None = None  # from the next start on
         self.traffics = Traffics()
+        self.replies: Counter[tuple[str, str]] = Counter()  # to requests, by topic and outcome
         self.behind = Behind()  # as of a moment ago
         self.memory: dict[str, int] = {}  # bytes in use, by part, as of a moment ago
         self._numbers = itertools.count(1)
@@ -86,6 +89,7 @@ class Hub:
         self.placing: Placing
         self.publisher: Publisher
         self.snapshots: Snapshots
+        self.documents: Documents
 
     async def start(self) -> None:
         self.started, self.draining = True, False
@@ -101,6 +105,7 @@ class Hub:
         self.publisher = Publisher(self.cluster)
         self.publisher.tracing = self.tracing
         self.snapshots = Snapshots(self)
+        self.documents = Documents(self)
         self.topics.start(self.feeds)
         self._upkeep = [
             asyncio.create_task(self._sweep_forever()), asyncio.create_task(self._beat_forever())
@@ -196,6 +201,10 @@ class Hub:
 
     async def _subscribe(
         self,
+    def keep(self, view: View) -> SharedTail:
+        """Let topics that are open be read for a while from now on, also without a client."""
+        return self._tail(view, None)
+
         shared: SharedTail,
         view: View,
         start: Start,

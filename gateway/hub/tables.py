@@ -22,7 +22,7 @@ from ..core.conflation import Stretch
 from ..core.position import Place
 from ..core.reading import EARLIEST, Since
 from ..core.record import Entry, Gap, Reason, Record, Skip, TopicPartition
-from ..core.table import Edition, Table
+from ..core.table import Edition, Key, Table
 from .archive import Archive
 from .feeds import Feeds
 
@@ -32,6 +32,10 @@ AT_ONCE = 4096  # entries taken over without a turn for others: 2 ms
 WINDOW = 4 << 20  # bytes of records
 WINDOWS = 2  # filled at a time
 AGAIN = 0.05  # seconds until a log that goes back is asked again
+
+
+class Spilled(Exception):
+    """The latest records of a topic, its argument, are more than its cache."""
 
 
 class Tables:
@@ -60,15 +64,27 @@ class Tables:
     async def edition(self, tp: TopicPartition, end: int) -> Edition | None:
         """The table, up to this offset at least; None if the topic's tables are spilled."""
         async with self._locks.setdefault(tp, asyncio.Lock()):
-            table = self._tables.get(tp)
-            while tp.topic not in self.spilled:
-                lineage = self._feeds.by_partition[tp].log.lineage
-                if table is None or table.place.lineage != lineage:
-                    start = await self._archive.resolve(tp, Since(EARLIEST))
-                    table = self._tables[tp] = Table(tp, start._replace(lineage=lineage))
-                if await self._bring_up(table, end):
-                    return table.edition()
-                table = None
+            table = await self._up_to(tp, end)
+            return None if table is None else table.edition()
+
+    async def latest(self, tp: TopicPartition, end: int, key: Key) -> Record | None:
+        """Of a key, up to this offset at least. Raises Spilled."""
+        async with self._locks.setdefault(tp, asyncio.Lock()):
+            table = await self._up_to(tp, end)
+            if table is None:
+                raise Spilled(tp.topic)
+            return table.get(key)
+
+    async def _up_to(self, tp: TopicPartition, end: int) -> Table | None:
+        table = self._tables.get(tp)
+        while tp.topic not in self.spilled:
+            lineage = self._feeds.by_partition[tp].log.lineage
+            if table is None or table.place.lineage != lineage:
+                start = await self._archive.resolve(tp, Since(EARLIEST))
+                table = self._tables[tp] = Table(tp, start._replace(lineage=lineage))
+            if await self._bring_up(table, end):
+                return table
+            table = None
         return None
 
     async def window(self, tp: TopicPartition, place: Place, end: int) -> list[Entry]:

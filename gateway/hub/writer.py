@@ -21,7 +21,7 @@ The client may go away: what was handed over is written, and remembered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,7 +49,8 @@ class Produced(NamedTuple):
 
 
 class Sending(NamedTuple):
-    """A record as it was handed over. deadline: loop time by which it is sent or given up."""
+    """A record as it was handed over. deadline: loop time by which it is sent or given up.
+    allowed: asked before it is written; raises where it may not be."""
 
     topic: str
     key: bytes | None
@@ -59,6 +60,7 @@ class Sending(NamedTuple):
     once: Key | None
     digest: bytes
     deadline: float
+    allowed: Callable[[], Awaitable[None]] | None = None
 
 
 class Writer:
@@ -79,11 +81,13 @@ class Writer:
         partition: int | None = None,
         idempotency_key: str | None = None,
         scope: str = "",
+        allowed: Callable[[], Awaitable[None]] | None = None,
     ) -> Produced:
         """Write one record, or find it written already.
 
         partition: by the record's key if not given.
         scope:     whose idempotency key it is, such as the route's path.
+        allowed:   asked just before it is written; not of one that is written already.
 
         Raises UnknownTopic, AccessDenied, AuthenticationFailed; BrokerUnavailable (with `timeout`
         it may yet be written: repeat it with its idempotency key); KeyReused (422); RequestError:
@@ -93,7 +97,7 @@ class Writer:
         once = Key(topic, scope, idempotency_key) if idempotency_key is not None else None
         said = digest(key, value, headers) if once is not None else b""
         deadline = asyncio.get_running_loop().time() + self._publisher.patience
-        sending = Sending(topic, key, value, headers, partition, once, said, deadline)
+        sending = Sending(topic, key, value, headers, partition, once, said, deadline, allowed)
         tracing = self._publisher.tracing
         if tracing is None:
             return await self._send(sending)
@@ -123,6 +127,8 @@ class Writer:
     async def _write(self, sending: Sending) -> Produced:
         async with self._in_turn(sending):
             tp = self._publisher.partition(await self._publisher.topic(sending.topic), sending)
+            if sending.allowed is not None:
+                await sending.allowed()
             written = self._put(tp, sending)
         return Produced(*tp, await written)
 
@@ -138,6 +144,8 @@ class Writer:
                 known = once.known(key, sending.digest, now())
                 if known is not None:
                     return Produced(sending.topic, *known, repeated=True)
+                if sending.allowed is not None:
+                    await sending.allowed()
                 written = self._put(tp, sending)
             try:
                 offset = await written

@@ -231,6 +231,12 @@ PRODUCE_SECONDS = _seconds(
 PRODUCE_WAITING = _gauge(
     "gateway_produce_waiting_bytes", "What waits for Kafka's answer.", unit="bytes"
 )
+REPLIES = _counter(
+    "gateway_replies",
+    "Requests that waited for a reply, by what became of them: answered, timeout (504), left (the "
+    "client went away); late: replies to one of the last two, which were dropped.",
+    "topic", "outcome",
+)  # fmt: skip
 
 # the process
 

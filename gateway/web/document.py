@@ -24,12 +24,12 @@ class Document:
         self._whole = {"Content-Type": kind + charset, "X-Content-Type-Options": "nosniff"}
 
     def respond(self, request: Request) -> Response:
-        if _names(request.headers.get("if-none-match", ""), self._tag):
+        if names(request.headers.get("if-none-match", ""), self._tag):
             return Response(status_code=304, headers=self._known)
         return Response(self._content, headers={**self._known, **self._whole})
 
 
-def _names(condition: str, tag: str) -> bool:
+def names(condition: str, tag: str) -> bool:
     """Whether `If-None-Match` has the tag, by weak comparison (RFC 9110 13.1.2): a proxy that
     compresses makes tags weak."""
     tags = [each.strip().removeprefix("W/") for each in condition.split(",")]

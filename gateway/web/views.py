@@ -39,11 +39,12 @@ class Chosen(NamedTuple):
 
 class Fill(NamedTuple):
     """What fills the holes of a route's texts: the path's parameters, the query, the client's
-    claims."""
+    claims, and words such as `idempotencyKey`."""
 
     params: Mapping[str, str] = {}
     query: Mapping[str, str] = {}
     granted: Granted = NOBODY
+    words: Mapping[str, str] = {}
 
     def text(self, template: Template) -> str:
         """Raises RequestError: 400 for a missing parameter, 403 for a missing claim."""
@@ -54,6 +55,7 @@ class Fill(NamedTuple):
             query=self.query,
             identity=self.granted.identities,
             attributes=self.granted.attributes,
+            words=self.words,
         )
 
 

@@ -179,8 +179,8 @@ CASES = {
                       "'topic' missing"),
     "no topics": (ROUTE + "topics: §[]\n", "empty"),
     "no paths": (KAFKA + "routes:\n  - when: §[]\n    with: {topic: orders}\n", "empty path"),
-    "method": (KAFKA + "routes: [{when: [{path: /a, method: §PUT}], with: {topic: orders}}]\n",
-               "'PUT' GET"),
+    "method": (KAFKA + "routes: [{when: [{path: /a, method: §SEND}], with: {topic: orders}}]\n",
+               "'SEND' GET POST"),
     "empty filter": (ROUTE + "topic: orders\n      filters: [§{}]\n", "every record"),
     "filter of an unknown parameter": (
         ROUTE + "topic: orders\n      filters: [{key: §'${params.costumer}'}]\n",

@@ -33,7 +33,7 @@ def test_a_small_file_has_the_documented_defaults():
     assert (options.format, options.binary, options.heartbeat) == ("value", "error", 15.0)
     assert (options.history, options.slow_client, options.max_lifetime) == ("all", "catchUp", None)
     assert (options.mode, options.interval) == ("live", None)
-    assert made.routes[0].when[0].method == "GET"
+    assert made.routes[0].method(made.routes[0].when[0]) == "GET"
     assert made.listen.access_control.policy == "same-origin"
     assert made.listen.websocket.compression is False
     assert made.telemetry.metrics.prometheus == "/metrics"

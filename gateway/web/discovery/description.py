@@ -222,9 +222,10 @@ def _joined(*queries: str) -> str:
 
 
 def streams(settings: Settings) -> tuple[Stream, ...]:
-    """Every route, in its order."""
+    """Every route that is one, in its order."""
     known = schemes(settings)
-    return tuple(_stream(route, settings, known) for route in settings.routes)
+    routes = [route for route in settings.routes if route.with_.capability == "stream"]
+    return tuple(_stream(route, settings, known) for route in routes)
 
 
 def _stream(route: Route, settings: Settings, known: Mapping[str, Mapping[str, Way]]) -> Stream:
