@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .commands import FAILURE
+
+if TYPE_CHECKING:
+    from gateway.config import Settings
+
+    from .trial import Finding, Steps
+
+_TONES = {"ok": "good", "warning": "warn", "fails": "bad"}
 
 
 def check(
@@ -19,20 +32,38 @@ def check(
     show: Annotated[
         bool, typer.Option("--print", help="Print the settings with defaults filled in, as YAML.")
     ] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="Try what it needs: brokers, topics, rights, guards, registries, certificates.",
+        ),
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --cluster: a JSON object for each line.")
+    ] = False,
 ) -> None:
     """Say everything that is wrong with a configuration, without starting it.
 
     Each problem is a line, FILE:LINE:COLUMN: what; what to do. A warning is about what works,
     but perhaps not as meant; with warnings alone the exit code is 0.
 
+    With --cluster it connects to everything that the configuration names, as the gateway would,
+    and writes nothing there; the exit code is 1 if anything fails.
+
     \b
     gateway check gateway.yaml
+    gateway check gateway.yaml --cluster
     gateway check --schema > gateway.schema.json
     """
     from gateway import config
 
     if schema == (file is not None):
         raise typer.BadParameter("give either FILE or --schema")
+    if cluster and (schema or show):
+        raise typer.BadParameter("takes neither --schema nor --print", param_hint="--cluster")
+    if as_json and not cluster:
+        raise typer.BadParameter("is for --cluster", param_hint="--json")
     if file is None:
         typer.echo(json.dumps(config.schema(), indent=2))
         return
@@ -42,7 +73,52 @@ def check(
     refuse_unserved(settings)
     for warning in settings.warnings:
         typer.echo(f"{file}: warning: {warning}", err=True)
-    if show:
+    if cluster:
+        _try(file, settings, as_json=as_json)
+    elif show:
         typer.echo(config.dump(settings), nl=False)
     else:
         typer.echo(f"{file}: ok")
+
+
+def _try(file: Path, settings: Settings, *, as_json: bool) -> None:
+    from .trial import State, trial
+
+    with _progress() as told:
+        found = trial(settings, told)
+    counts = Counter(finding.state for finding in found)
+    failed = counts[State.FAILS]
+    for finding in found:
+        typer.echo(json.dumps(finding._asdict()) if as_json else _line(finding))
+    if not as_json:
+        typer.echo(f"{file}: {f'{failed} of {len(found)} fail' if failed else 'ok'}")
+    if failed:
+        raise typer.Exit(FAILURE)
+
+
+def _line(finding: Finding) -> str:
+    """What brokers and others say may hold anything."""
+    from .tail.screen import colours_for, paint, safe
+
+    state = paint(f"{finding.state:<8}", _TONES[finding.state], colours_for(sys.stdout))
+    return f"{state} {safe(finding.subject)}: {safe(finding.detail)}"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Steps], None] | None]:
+    """A bar on stderr where that is a terminal, with what has not answered for longest."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def told(steps: Steps) -> None:
+            waiting = steps.waiting[0] if steps.waiting else ""
+            bar.update(task, total=steps.begun, completed=steps.done, description=waiting)
+
+        yield told

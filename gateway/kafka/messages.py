@@ -17,6 +17,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from io import BytesIO
 from typing import ClassVar, Generic, NamedTuple, TypeVar
 from uuid import UUID
@@ -30,6 +31,7 @@ R = TypeVar("R")
 _PARTITION = struct.Struct(">hiii")
 
 CONSUMER = -1  # replica id of one who is no replica
+_UNTOLD = -(1 << 31)  # operations that nobody asked for (KIP-430)
 
 
 class Versions(NamedTuple):
@@ -128,11 +130,25 @@ class PartitionAnswer(NamedTuple):
     error: int
 
 
+class Operation(IntEnum):
+    """Kafka's codes of what one may do with a topic; the others are of no use here."""
+
+    READ = 3
+    WRITE = 4
+
+
 class TopicAnswer(NamedTuple):
+    """`operations`: a bit for each code that is allowed (KIP-430); None where it is not told."""
+
     name: str
     topic_id: UUID | None
     error: int
     partitions: dict[int, PartitionAnswer]
+    operations: int | None = None
+
+    def may(self, operation: Operation) -> bool | None:
+        """Who asked, do that; None where the broker does not tell."""
+        return None if self.operations is None else bool(self.operations >> operation & 1)
 
 
 class MetadataAnswer(NamedTuple):
@@ -144,13 +160,17 @@ class MetadataAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataRequest(Request[MetadataAnswer]):
-    """Brokers, and the partitions of `topics`, None for all. Asking never creates a topic."""
+    """Brokers, and the partitions of `topics`, None for all. Asking never creates a topic.
+
+    rights: ask what we may do with them, too.
+    """
 
     API = 3
     NAME = "Metadata"
     SPOKEN = Versions(8, 12, 9)
 
     topics: Sequence[str] | None
+    rights: bool = False
 
     def encode(self, version: int) -> bytes:
         out = Writer(version >= self.SPOKEN.flexible)
@@ -163,7 +183,7 @@ class MetadataRequest(Request[MetadataAnswer]):
         out.i8(0)  # allow_auto_topic_creation
         if version <= 10:
             out.i8(0)  # include_cluster_authorized_operations
-        out.i8(0)  # include_topic_authorized_operations
+        out.i8(self.rights)  # include_topic_authorized_operations
         out.tags()
         return bytes(out.data)
 
@@ -187,9 +207,10 @@ class MetadataRequest(Request[MetadataAnswer]):
         topic_id = read.uuid() if version >= 10 else None
         read.i8()  # is_internal
         partitions = dict(self._partition(read) for _ in range(read.array()))
-        read.i32()  # authorized operations
+        operations = read.i32()
         read.tags()
-        return TopicAnswer(name, topic_id, error, partitions)
+        told = operations if self.rights and operations != _UNTOLD else None
+        return TopicAnswer(name, topic_id, error, partitions, told)
 
     @staticmethod
     def _partition(read: Reader) -> tuple[int, PartitionAnswer]:

@@ -14,6 +14,7 @@ from gateway.errors import KafkaError
 from gateway.kafka.messages import (
     BrokerAnswer,
     MetadataRequest,
+    Operation,
     PartitionAnswer,
     TopicAnswer,
 )
@@ -26,7 +27,7 @@ def text(value: str, flexible: bool) -> bytes:
     return head + value.encode()
 
 
-def metadata(version: int) -> bytes:
+def metadata(version: int, operations: int = 0) -> bytes:
     """One broker and one leaderless partition, as Kafka's message tables say."""
     flexible = version >= 9
     one = b"\2" if flexible else struct.pack(">i", 1)
@@ -41,7 +42,7 @@ def metadata(version: int) -> bytes:
     out += struct.pack(">hiii", 5, 2, -1, 8)
     out += two + struct.pack(">ii", 1, 2) + one + struct.pack(">i", 1)
     out += one + struct.pack(">i", 2) + tags
-    out += struct.pack(">i", 0) + tags
+    out += struct.pack(">i", operations) + tags
     return out + (struct.pack(">i", 0) if version <= 10 else b"") + tags
 
 
@@ -70,6 +71,24 @@ def test_metadata_is_read_in_every_version(version: int):
 def test_asking_for_metadata_never_creates_a_topic(version: int, body: bytes):
     """allow_auto_topic_creation is the first of the booleans at the end: 0."""
     assert MetadataRequest(["orders"]).encode(version) == body
+
+
+@pytest.mark.parametrize(
+    ("version", "ending"), [(8, b"\0\0\1"), (10, b"\0\0\1\0"), (12, b"\0\1\0")]
+)
+def test_rights_are_asked_for_by_the_last_of_the_booleans(version: int, ending: bytes):
+    assert MetadataRequest(["orders"], rights=True).encode(version).endswith(ending)
+
+
+@pytest.mark.parametrize("version", [8, 9, 10, 11, 12])
+def test_rights_are_read_where_they_are_told(version: int):
+    request, reads = MetadataRequest(["orders"], rights=True), 1 << Operation.READ
+    told = request.decode(version, metadata(version, reads), 0).topics["orders"]
+    assert (told.may(Operation.READ), told.may(Operation.WRITE)) == (True, False)
+    untold = request.decode(version, metadata(version, -(1 << 31)), 0).topics["orders"]
+    assert untold.may(Operation.READ) is None
+    unasked = MetadataRequest(["orders"]).decode(version, metadata(version, reads), 0)
+    assert unasked.topics["orders"].operations is None
 
 
 @pytest.mark.parametrize(

@@ -14,24 +14,25 @@ from cryptography.x509.oid import NameOID
 
 
 class Authority:
-    """Writes PEM files into `directory`; `path` is its own certificate."""
+    """Writes PEM files into `directory`; `path` is its own certificate. days: that it is valid."""
 
-    def __init__(self, directory: Path, name: str = "test authority") -> None:
+    def __init__(self, directory: Path, name: str = "test authority", days: float = 1) -> None:
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name(name)
-        certificate = self._builder(self._name, self._key)
+        certificate = self._builder(self._name, self._key, days)
         certificate = certificate.add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
         self._own = certificate.sign(self._key, hashes.SHA256())
         self.path = directory / f"{name.replace(' ', '-')}.pem"
         self.path.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
 
-    def signed(self, name: str) -> Path:
-        """One file with a PKCS8 key and its certificate, for localhost and 127.0.0.1."""
+    def signed(self, name: str, days: float = 1) -> Path:
+        """One file with a PKCS8 key and its certificate, for localhost and 127.0.0.1. days: that
+        it is valid; below 0 for one that is expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         certificate = (
-            self._builder(_name(name), key)
+            self._builder(_name(name), key, days)
             .add_extension(x509.SubjectAlternativeName(names), False)
             .sign(self._key, hashes.SHA256())
         )
@@ -52,7 +53,7 @@ class Authority:
         return made
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey
+        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
         return (
@@ -61,8 +62,8 @@ class Authority:
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
+            .not_valid_before(now - datetime.timedelta(hours=1, days=max(0.0, -days)))
+            .not_valid_after(now + datetime.timedelta(days=days))
         )
 
 

@@ -39,6 +39,14 @@ class KeySet:
         self._jwks = tuple(keys)
         self._keys = [(each.kid, each.algorithms, each.key()) for each in self._jwks]
 
+    def __len__(self) -> int:
+        return len(self._jwks)
+
+    @property
+    def algorithms(self) -> frozenset[str]:
+        """What its keys are good for."""
+        return frozenset(each for _, algorithms, _ in self._keys for each in algorithms)
+
     def same(self, other: KeySet | None) -> bool:
         return other is not None and self._jwks == other._jwks
 

@@ -1,0 +1,108 @@
+"""Whether the files of TLS can be used, now and for some time. Nothing is asked of anybody."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+
+from gateway.config import Settings
+
+from .finding import Finding, fails, ok, warning
+
+SOON = timedelta(days=14)
+
+
+def certificates(settings: Settings, now: datetime | None = None) -> Iterator[Finding]:
+    """Those of `listen`, by which the gateway is known, and of `kafka.security`."""
+    now = now or datetime.now(UTC)
+    listen = settings.listen.tls
+    if listen is not None:
+        yield pair("listen.tls.certificate", listen.certificate, listen.key, None, now)
+        if listen.trust is not None:
+            yield trust("listen.tls.trust", listen.trust, now)
+    kafka = settings.kafka.security.tls
+    if kafka is not None:
+        way = "kafka.security.tls"
+        if kafka.certificate is not None and kafka.key is not None:
+            secret = kafka.key_password
+            password = None if secret is None else secret.get_secret_value()
+            yield pair(f"{way}.certificate", kafka.certificate, kafka.key, password, now)
+        if kafka.ca is not None:
+            yield trust(f"{way}.ca", kafka.ca, now)
+
+
+def pair(way: str, certificate: Path, key: Path, password: str | None, now: datetime) -> Finding:
+    """A chain and the key of its first."""
+    subject = f"{way} {certificate}"
+    try:
+        # without a password to give it, OpenSSL would ask the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            certificate, key, password=lambda: password or ""
+        )
+        chain = _read(certificate)
+    except ssl.SSLError as exc:
+        if exc.reason == "KEY_VALUES_MISMATCH":
+            return fails(subject, f"{key} is the key of another; name the one it was made with")
+        return fails(subject, f"it cannot be used with the key {key}: {exc.reason or exc}")
+    except (OSError, ValueError) as exc:
+        return fails(subject, f"it cannot be read, or its key {key}: {_said(exc)}")
+    for each in chain:
+        if each.not_valid_before_utc > now:
+            return fails(subject, f"{_name(each)} is valid from {_day(each.not_valid_before_utc)}")
+        if each.not_valid_after_utc <= now:
+            return fails(subject, f"{_name(each)} is expired since {_end(each)}; renew it")
+    first = min(chain, key=lambda each: each.not_valid_after_utc)
+    if first.not_valid_after_utc - now < SOON:
+        return warning(subject, f"{_name(first)} expires on {_end(first)}; renew it")
+    return ok(subject, f"valid until {_end(first)}, and its key fits")
+
+
+def trust(way: str, file: Path, now: datetime) -> Finding:
+    """Authorities, of which others may go on when one is expired."""
+    subject = f"{way} {file}"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
+        found = _read(file)
+    except ssl.SSLError as exc:
+        return fails(subject, f"it holds no certificates: {exc.reason or exc}")
+    except (OSError, ValueError) as exc:
+        return fails(subject, f"it cannot be read: {_said(exc)}")
+    expired = [each for each in found if each.not_valid_after_utc <= now]
+    if len(expired) == len(found):
+        return fails(subject, f"all of its authorities are expired ({_names(expired)})")
+    if expired:
+        return warning(subject, f"{len(expired)} of {len(found)} expired: {_names(expired)}")
+    first = min(found, key=lambda each: each.not_valid_after_utc)
+    count = f"{len(found)} authorit{'y' if len(found) == 1 else 'ies'}"
+    if first.not_valid_after_utc - now < SOON:
+        return warning(subject, f"{_name(first)} expires on {_end(first)}")
+    return ok(subject, f"{count}, valid until {_end(first)}")
+
+
+def _read(file: Path) -> Sequence[x509.Certificate]:
+    """Raises OSError and ValueError."""
+    return x509.load_pem_x509_certificates(file.read_bytes())
+
+
+def _said(exc: OSError | ValueError) -> str:
+    return getattr(exc, "strerror", None) or str(exc)
+
+
+def _name(certificate: x509.Certificate) -> str:
+    return certificate.subject.rfc4514_string() or "it"
+
+
+def _names(found: Iterable[x509.Certificate]) -> str:
+    return "; ".join(_name(each) for each in list(found)[:5])
+
+
+def _end(certificate: x509.Certificate) -> str:
+    return _day(certificate.not_valid_after_utc)
+
+
+def _day(at: datetime) -> str:
+    return at.strftime("%Y-%m-%d")

@@ -1,0 +1,151 @@
+"""Servers of others that are asked over HTTP: issuers of keys, applications, registries, back ends
+of telemetry."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any
+
+import httpx
+
+from gateway.config import Http, Jwt, SchemaRegistry, Settings
+from gateway.web.access.elsewhere import Away, Reply
+from gateway.web.access.jwks import LARGEST, KeySet
+
+from .finding import Finding, Steps, fails, ok, warning
+
+PATIENCE = 10.0  # seconds, where nothing else is configured
+Headers = Mapping[str, str]
+
+
+async def ask(
+    method: str,
+    url: str,
+    headers: Headers | None = None,
+    *,
+    within: float = PATIENCE,
+    most: int = 0,
+    client: httpx.AsyncClient | None = None,
+) -> Reply:
+    """most: bytes of the body that are wanted; of a longer one there are none. Redirects are not
+    followed, as the gateway does not. Raises Away."""
+    # by its transport alone, as guards ask: a client would go by the proxies of the environment
+    made = client or httpx.AsyncClient(transport=httpx.AsyncHTTPTransport())
+    try:
+        async with asyncio.timeout(within), made, made.stream(method, url, headers=headers) as came:
+            body = bytearray()
+            if most:
+                async for piece in came.aiter_bytes():
+                    body += piece
+                    if len(body) > most:
+                        raise Away(f"its answer is longer than {most} bytes")
+            return Reply(came.status_code, bytes(body))
+    except TimeoutError:
+        raise Away(f"it gives no answer within {within:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as exc:
+        reason = str(exc) or type(exc).__name__
+        raise Away(f"it cannot be reached: {reason}") from None
+
+
+async def keys(name: str, guard: Jwt, url: str, steps: Steps) -> Finding:
+    subject = f"guard {name}"
+    with steps.step(f"{subject} at {url}"):
+        try:
+            reply = await ask("GET", url, within=guard.jwks.timeout, most=LARGEST)
+        except Away as exc:
+            return fails(subject, f"its keys cannot be fetched from {url}: {exc}")
+    if reply.status != 200:
+        return fails(subject, f"{url} answers {reply.status}, and no keys; correct keys")
+    try:
+        found = KeySet.read(reply.body)
+    except ValueError as exc:
+        return fails(subject, f"{url} has no keys: {exc}; correct keys")
+    if not len(found):
+        return fails(subject, f"{url} lists no key by now; ask the issuer for one")
+    able = ", ".join(sorted(found.algorithms))
+    if guard.algorithms and not found.algorithms.intersection(guard.algorithms):
+        wanted = ", ".join(guard.algorithms)
+        return fails(subject, f"the keys of {url} are for {able}, its algorithms are {wanted}")
+    return ok(subject, f"{len(found)} key{'s' * (len(found) > 1)} for {able} at {url}")
+
+
+async def application(name: str, guard: Http, steps: Steps) -> Finding:
+    """It is shown nothing of a client, and should not know it."""
+    subject, url = f"guard {name}", guard.url
+    shown = {"x-forwarded-method": "GET", "x-forwarded-uri": "/", "accept": "application/json"}
+    with steps.step(f"{subject} at {url}"):
+        try:
+            status = (await ask("GET", url, shown, within=guard.timeout)).status
+        except Away as exc:
+            return fails(subject, f"the application at {url} cannot be asked: {exc}")
+    if status in (401, 403):
+        return ok(subject, f"{url} answers {status} to who shows nothing")
+    if 200 <= status < 300:
+        return warning(subject, f"{url} lets in who shows nothing; answer 401 to those")
+    if status == 400:
+        return warning(subject, f"{url} answers 400 to who shows nothing; 401 is understood")
+    return fails(subject, f"{url} answers {status}; 200, 401 and 403 are understood; correct url")
+
+
+async def registry(name: str, catalog: SchemaRegistry, steps: Steps) -> Finding:
+    subject, url = f"catalog {name}", f"{catalog.url.rstrip('/')}/subjects"
+    headers = {}
+    if catalog.password is not None:
+        pair = f"{catalog.username}:{catalog.password.get_secret_value()}".encode()
+        headers["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+    with steps.step(f"{subject} at {catalog.url}"):
+        try:
+            status = (await ask("GET", url, headers)).status
+        except Away as exc:
+            return fails(subject, f"the registry at {catalog.url} cannot be asked: {exc}")
+    if status in (401, 403):
+        which = "its username or password" if headers else "who has no username and password"
+        return fails(subject, f"{catalog.url} refuses {which} ({status})")
+    if status != 200:
+        return fails(subject, f"{url} answers {status}; correct url")
+    return ok(subject, f"{catalog.url} lists its schemas")
+
+
+def endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
+    """The signals that are sent, and the URLs they are sent to."""
+    told = settings.telemetry
+    for signal, url in (("metrics", told.metrics.otlp), ("traces", told.traces.otlp)):
+        if url is not None:
+            from gateway.telemetry.otlp import endpoint  # 0.2 s
+
+            yield signal, endpoint(url, signal)
+
+
+async def back_end(signal: str, url: str, settings: Settings, steps: Steps) -> Finding:
+    """It is sent none of them: an empty message of protobuf."""
+    subject = f"telemetry.{signal}"
+    headers = {name: value.get_secret_value() for name, value in settings.telemetry.headers.items()}
+    headers["content-type"] = "application/x-protobuf"
+    with steps.step(f"{subject} at {url}"):
+        try:
+            # OpenTelemetry's exporter goes by the proxies of the environment
+            status = (await ask("POST", url, headers, client=httpx.AsyncClient())).status
+        except Away as exc:
+            return fails(subject, f"{url} cannot be sent to: {exc}")
+    if status in (401, 403):
+        return fails(subject, f"{url} refuses telemetry.headers ({status})")
+    if status == 400:
+        return warning(subject, f"{url} takes no empty message (400), and was not sent another")
+    if not 200 <= status < 300:
+        return fails(subject, f"{url} answers {status}; correct otlp")
+    return ok(subject, f"{url} takes them")
+
+
+def tries(settings: Settings, steps: Steps) -> Iterator[Coroutine[Any, Any, Finding]]:
+    """What is to be awaited, each for a finding."""
+    for name, catalog in settings.catalogs.items():
+        yield registry(name, catalog, steps)
+    for name, guard in settings.guards.items():
+        if isinstance(guard, Jwt) and isinstance(guard.keys, str):
+            yield keys(name, guard, guard.keys, steps)
+        elif isinstance(guard, Http):
+            yield application(name, guard, steps)
+    for signal, url in endpoints(settings):
+        yield back_end(signal, url, settings, steps)
