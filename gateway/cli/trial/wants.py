@@ -18,11 +18,13 @@ MOST = 5  # names that are listed in a line
 
 
 class Want(NamedTuple):
-    """A topic. write: clients may write it. optional: one of several that a path may choose."""
+    """A topic. write: clients may write it. optional: one of several that a path may choose.
+    read: False for one that is written only."""
 
     name: str
     write: bool = False
     optional: bool = False
+    read: bool = True
 
 
 class Pattern(NamedTuple):
@@ -38,10 +40,17 @@ def wants(settings: Settings) -> list[Want]:
     listed = [topic.name for topic in settings.kafka.topics]
     allowed = [name for route in routes for name in route.with_.allow if not is_glob(name)]
     further = [name for name in dict.fromkeys(allowed) if name not in listed]
-    return [
-        *(Want(name, any(_writes(route, name) for route in routes)) for name in listed),
-        *(Want(name, any(_writes(route, name) for route in routes), True) for name in further),
+    return [_want(name, settings) for name in listed] + [
+        _want(name, settings)._replace(optional=True) for name in further
     ]
+
+
+def _want(name: str, settings: Settings) -> Want:
+    of_it = [route.with_ for route in settings.routes if _may_be_of(route, name)]
+    answers = any(route.with_.reply_to == name for route in settings.routes)
+    warmed = name in settings.kafka.bootstrap
+    read = any(with_.capability != "produce" for with_ in of_it) or answers or warmed
+    return Want(name, any(with_.writes for with_ in of_it), read=read or not of_it)
 
 
 def patterns(settings: Settings) -> list[Pattern]:
@@ -53,10 +62,8 @@ def patterns(settings: Settings) -> list[Pattern]:
     ]
 
 
-def _writes(route: Route, topic: str) -> bool:
+def _may_be_of(route: Route, topic: str) -> bool:
     with_ = route.with_
-    if not with_.produce:
-        return False
     if with_.allow and any(template.holes for template in with_.sources):
         return any(fits(pattern, topic) for pattern in with_.allow)
     return any(template.may_be(topic) for template in with_.sources)
@@ -85,15 +92,19 @@ def judge(
     for state, what in problems:
         yield Finding(bad if state is State.FAILS else state, subject, what)
     if not problems:
-        rights = "read and written" if want.write else "read"
+        both = "read and written" if want.write else "read"
+        rights = both if want.read else "written"
         count = len(told.partitions)
         yield ok(subject, f"{count} partition{'s' * (count > 1)}, may be {rights}")
 
 
 def _problems(want: Want, told: TopicAnswer, readable: bool | None) -> Iterator[tuple[State, str]]:
-    if readable is False:
+    if readable is False and want.read:
         yield State.FAILS, "it may not be read; allow the gateway READ on it"
-    elif readable is None:
+    elif readable is False:
+        what = "it may not be read, so Idempotency-Key is of no use"
+        yield State.WARNING, f"{what}; allow the gateway READ on it"
+    elif readable is None and want.read:
         yield State.WARNING, "whether it may be read, no broker tells"
     writable = told.may(Operation.WRITE)
     if want.write and writable is False:

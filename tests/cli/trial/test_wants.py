@@ -42,6 +42,21 @@ def test_topics_of_the_file_are_wanted_and_what_a_path_may_choose():
     assert patterns(settings) == [Pattern("routes[0].with.allow[0]", "pay-*")]
 
 
+def test_a_topic_that_is_written_only_need_not_be_read():
+    routes = """
+routes:
+  - {when: [{path: /pay}], with: {capability: produce, topic: payments, replyTo: paid}}
+"""
+    kafka = "kafka: {servers: [a:9092], topics: [{name: payments}, {name: paid}]}"
+    payments = Want("payments", write=True, read=False)
+    assert wants(loads(kafka + routes)) == [payments, Want("paid")]
+    ((state, detail),) = said(payments, topic(operations=WRITES))
+    assert state is State.WARNING and "Idempotency-Key" in detail
+    assert said(payments, topic(operations=READS | WRITES)) == [
+        (State.OK, "12 partitions, may be written")
+    ]
+
+
 def test_what_is_there_and_may_be_used_is_one_line():
     assert said(Want("orders"), topic()) == [(State.OK, "12 partitions, may be read")]
     both = topic(operations=READS | WRITES)
