@@ -121,8 +121,11 @@ TOKENS = Metric(
 )  # fmt: skip
 WEBSOCKETS = _gauge("gateway_websockets", "WebSockets that are open, with any number of streams.")
 REFUSED_CONNECTIONS = _counter(
-    "gateway_refused_connections", "Connections that were one too many, by the limit.", "limit"
-)
+    "gateway_refused_connections",
+    "Connections that were one too many, by the limit: connections (of all), perAddress, "
+    "perIdentity, rate (the address came too often).",
+    "limit",
+)  # fmt: skip
 REFUSED_REQUESTS = _counter(
     "gateway_refused_requests", "Requests that were answered with an error, by HTTP status.",
     "status",

@@ -100,7 +100,7 @@ class Routes:
         """
         if isinstance(wire, WebSocket):
             return await self._open(match, request, wire, page)
-        leave = await self.limits.enter(request.scope)
+        leave = await self.limits.enter(request.scope, match.granted)
         try:
             client = await self._open(match, request, wire, page)
         except BaseException:

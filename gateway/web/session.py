@@ -16,7 +16,7 @@ from . import problems
 from .access import Granted
 from .caller import Caller
 from .conversation import FAILED, NORMAL, POLICY, RESTART, TRY_AGAIN, Conversation, Work
-from .limits import Leave
+from .limits import Busy, Place
 from .messages import BadMessage, Change, Credit, Ping, Produce, Said, Subscribe, Token, Unsubscribe
 from .produces import Produces
 from .request import Query, asked
@@ -33,21 +33,21 @@ OTHER = "this token is another client's; open a socket of its own"
 class Session(Conversation):
     """One accepted socket, and the hall of its streams.
 
-    token: what it came with. leave: called when it is over.
+    token: what it came with. place: of its connection, among those that are counted.
 
     An idle one holds 0.25 KB, and as much for each stream beside its client. With all that is below
     it a socket of `/ws` is 3.5 KB, one of a route's own path with its stream 4.9 (PSS, of 5,000).
     """
 
     __slots__ = (
-        "_closing", "_leave_place", "_leaving", "_own", "_produces", "_streams", "_token", "caller",
+        "_closing", "_leaving", "_own", "_place", "_produces", "_streams", "_token", "caller",
         "routes",
     )  # fmt: skip
 
     # `_own`:     the stream of a route's own path.
     # `_closing`: what to close with once the records under way are answered.
 
-    def __init__(self, routes: Routes, caller: Caller, token: str | None, leave: Leave) -> None:
+    def __init__(self, routes: Routes, caller: Caller, token: str | None, place: Place) -> None:
         super().__init__()
         self.routes = routes
         self.caller = caller
@@ -57,7 +57,7 @@ class Session(Conversation):
         self._streams: dict[str | None, Subscribed] = {}
         self._leaving = False
         self._closing: tuple[int, str] | None = None
-        self._leave_place = leave
+        self._place = place
 
     def start(self, socket: Socket, match: Match | None, path: str, query: Query) -> None:
         """match: of the stream of a route's own path, which is `open`ed then; None on MULTIPLEX."""
@@ -99,7 +99,7 @@ class Session(Conversation):
             stream.close()
         self._streams.clear()
         self._own = None
-        self._leave_place()
+        self._place()
 
     # what the client says
 
@@ -132,6 +132,13 @@ class Session(Conversation):
             raise BadMessage("Too many subscriptions", detail, said.id)
         path, query = asked(said)
         match = await self._admitted(self.routes.match(path), self._token)
+        try:
+            await self._place.identify(match.granted)
+        except Busy as exc:
+            self.error(said.id, exc)
+            if not self._streams:
+                self._close(TRY_AGAIN, "busy; come back")
+            return
         stream = self._streams[said.id] = Subscribed(self, said.id, match, path, query)
         self.do(self._open(stream))
 
@@ -143,6 +150,7 @@ class Session(Conversation):
                 raise _bad("this socket is the stream of its path; leave 'path' out", said.id)
             match = self.routes.match(said.path.partition("?")[0])
         match = await self._admitted(match, self._token)
+        await self._place.identify(match.granted)
         await stream.change(said, match.granted)
 
     def _stream(self, label: str | None) -> Subscribed:

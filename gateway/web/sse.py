@@ -83,8 +83,9 @@ async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     return await answered(client, wire, opened, plain, typed)
 
 
-def unavailable(reason: str) -> Response:
+def unavailable(reason: str, after: float | None = None) -> Response:
     """What an EventSource is told when it cannot be served now: any other status would end it
-    for good (WHATWG HTML 9.2.3)."""
-    body = sse.retry(int(1000 * random.uniform(*AWAY))) + control("end", {"reason": reason}) + b"\n"
+    for good (WHATWG HTML 9.2.3). after: seconds until it is to come again."""
+    after = random.uniform(*AWAY) if after is None else after
+    body = sse.retry(int(1000 * after)) + control("end", {"reason": reason}) + b"\n"
     return Response(body, headers=HEADERS, media_type="text/event-stream")

@@ -63,13 +63,14 @@ class Streams:
 
     async def _respond(self, request: Request, match: Match) -> Answer:
         try:
+            await self._routes.limits.arrive(request.scope)
             match = await self._routes.admit(match, request)
             if ndjson.is_asked(request):
                 return await ndjson.respond(self._routes, match, request)
             return await sse.respond(self._routes, match, request)
-        except Busy:
+        except Busy as exc:
             if query.is_event_source(request):
-                return sse.unavailable("busy")
+                return sse.unavailable("busy", exc.retry_after)
             raise
         except GuardUnavailable:
             if query.is_event_source(request):

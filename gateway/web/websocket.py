@@ -16,7 +16,7 @@ from ..errors import GatewayError, GuardUnavailable, RequestError
 from ..hub.messages import WebSocket
 from ..wire.websocket import messages as texts
 from . import problems
-from .access import bearer
+from .access import NOBODY, bearer
 from .caller import Caller
 from .conversation import POLICY, TRY_AGAIN
 from .limits import Busy
@@ -44,23 +44,20 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
             routes.must_run()
         else:
             match = routes.match(path)
-            match = await routes.admit(match, connection)
-    except GuardUnavailable as exc:
+        await routes.limits.arrive(scope)
+        match = match and await routes.admit(match, connection)
+        place = await routes.limits.enter(scope, match.granted if match else NOBODY)
+    except (GuardUnavailable, Busy) as exc:
         await _turn_away(exc, scope, receive, send)
         return
     except (GatewayError, HTTPException) as exc:
         await _refuse(problems.problem(exc, connection.url.path), scope, receive, send)
         return
-    try:
-        leave = await routes.limits.enter(scope)
-    except Busy as exc:
-        await _turn_away(exc, scope, receive, send)
-        return
-    session = Session(routes, Caller(scope), bearer(connection), leave)
+    session = Session(routes, Caller(scope), bearer(connection), place)
     try:
         await _accept(scope, receive, send)
     except BaseException:
-        leave()
+        place()
         raise
     take = scope.get("extensions", {}).get(TAKEOVER)
     socket: Socket | None = None if take is None else take(session)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -14,6 +13,7 @@ from support.brokers import embedded_kafka
 from support.browser import browser
 from support.clients.module import ModuleClient
 from support.clients.raw import RawClient
+from support.crowd import BROWSER, event_sources, let_in, of, refused
 from support.gateways import Gateway, config_for, running_gateway
 from support.in_process import in_process
 from support.multiplex import Multiplex
@@ -25,7 +25,6 @@ from gateway.kafka.embedded import EmbeddedKafka
 
 WITHIN = 60.0
 PATH = "/events/orders"
-BROWSER = {"Sec-Fetch-Mode": "cors"}
 LINES = {"Accept": "application/x-ndjson"}
 
 kafka = embedded_kafka({"orders": 1}, scope="function")
@@ -36,57 +35,17 @@ def config(kafka: EmbeddedKafka, forwarded: bool = True, **limits: int) -> dict[
     return config_for(kafka.bootstrap, ["orders"], listen=listen)
 
 
-def of(address: str, **headers: str) -> dict[str, str]:
-    """Headers of a client of this address, behind a proxy."""
-    return {"X-Forwarded-For": address, **headers}
-
-
-async def ask(gateway: Gateway, path: str = PATH, **headers: str) -> httpx.Response:
-    """For an answer that ends."""
-    async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
-        return await http.get(gateway.base_url + path, headers=headers)
-
-
-async def event_sources(
-    stack: AsyncExitStack, gateway: Gateway, count: int, address: str
-) -> list[RawClient]:
-    """So many at once; each has a stream, or was told to come back."""
-    url, headers = gateway.base_url + PATH, of(address, **BROWSER)
-    made = [RawClient(url, headers=headers) for _ in range(count)]
-    await asyncio.gather(*(stack.enter_async_context(client) for client in made))
-    await asyncio.gather(*(client.wait(1, WITHIN) for client in made))
-    return made
-
-
-def let_in(made: Sequence[RawClient]) -> list[RawClient]:
-    """Those that hold a stream; the last words of the others were that the gateway is busy."""
-    held = [client for client in made if client.events[-1]["event"] != "end"]
-    for client in made:
-        if client not in held:
-            assert json.loads(client.events[-1]["data"]) == {"reason": "busy"}
-            assert 3 <= client.retry <= 10
-        assert not client.closed, "any other status would have ended it for good"
-    return held
-
-
-async def refused(gateway: Gateway, status: int, **headers: str) -> None:
-    answer = await ask(gateway, **headers)
-    assert (answer.status_code, answer.json()["title"]) == (status, "Busy"), answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
-    assert 3 <= int(answer.headers["retry-after"]) <= 10
-
-
 async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka):
     made = config(kafka, connections=30, perAddress=20)
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
-        many = await event_sources(stack, gateway, 60, "192.0.2.1")
+        many = await event_sources(stack, gateway, PATH, 60 * [of("192.0.2.1")])
         held = let_in(many)
         assert len(held) == 20
-        await refused(gateway, 429, **of("192.0.2.1"))
-        others = await event_sources(stack, gateway, 20, "192.0.2.2")
+        await refused(gateway, PATH, 429, **of("192.0.2.1"))
+        others = await event_sources(stack, gateway, PATH, 20 * [of("192.0.2.2")])
         assert len(let_in(others)) == 10
         for headers in (of("192.0.2.3"), of("192.0.2.3", **LINES), {}):
-            await refused(gateway, 503, **headers)
+            await refused(gateway, PATH, 503, **headers)
         async with Multiplex(gateway.base_url, additional_headers=of("192.0.2.3")) as late:
             assert await late.closed() == 1013
             (error,) = late.said
@@ -103,7 +62,7 @@ async def test_the_limits_are_those_of_all_workers_together(kafka: EmbeddedKafka
 async def test_what_a_killed_worker_had_is_free(kafka: EmbeddedKafka):
     made = config(kafka, connections=12)
     async with running_workers(made) as gateway, AsyncExitStack() as stack:
-        every = await event_sources(stack, gateway, 12, "192.0.2.1")
+        every = await event_sources(stack, gateway, PATH, 12 * [of("192.0.2.1")])
         assert len(let_in(every)) == 12
         number, had = max(clients(gateway).items(), key=lambda each: each[1])
         workers(gateway)[number].kill()
@@ -113,7 +72,7 @@ async def test_what_a_killed_worker_had_is_free(kafka: EmbeddedKafka):
         await serving(gateway, starts=4)
         while not await busy(gateway):  # until all are back, one more may come
             await until(lambda: len(let_in(every)) == 12, "all are served", WITHIN)
-        await refused(gateway, 503)
+        await refused(gateway, PATH, 503)
 
 
 async def busy(gateway: Gateway) -> bool:
@@ -171,7 +130,7 @@ async def test_a_header_of_the_client_is_not_believed_unless_it_is_said(kafka: E
         running_gateway(config(kafka, forwarded=False, perAddress=1)) as gateway,
         stream(gateway.base_url, **of("192.0.2.1")),
     ):
-        await refused(gateway, 429, **of("192.0.2.2"))
+        await refused(gateway, PATH, 429, **of("192.0.2.2"))
 
 
 async def test_records_under_way_are_answered_before_a_draining_gateway_closes(

@@ -13,9 +13,28 @@ from support.until import until
 
 from gateway.errors import RequestError
 from gateway.hub.client import Client
+from gateway.web.access import NOBODY, Granted
 from gateway.web.caller import Caller
 from gateway.web.session import MOST_STREAMS, Session
 from gateway.wire.websocket import messages
+
+
+class At(str):
+    """A path, as what it leads to."""
+
+    granted = NOBODY
+
+
+class Held:
+    """The place of a connection."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self) -> None:
+        self.left += 1
+
+    async def identify(self, granted: Granted) -> None: ...
 
 
 class House:
@@ -32,12 +51,8 @@ class House:
         self.code = 0
         self.went_on = 0
         self.door = asyncio.Event()
-        self.session = Session(self, self._caller(), None, self._leave)  # type: ignore[arg-type]
-
-        self.left = 0
-
-    def _leave(self) -> None:
-        self.left += 1
+        self.place = Held()
+        self.session = Session(self, self._caller(), None, self.place)  # type: ignore[arg-type]
 
     def _caller(self) -> Caller:
         return Caller({"type": "websocket", "headers": [], "path": "/ws", "query_string": b""})
@@ -45,7 +60,7 @@ class House:
     # routes
 
     def match(self, path: str) -> Any:
-        return path
+        return At(path)
 
     async def admit(self, match: Any, connection: Any, token: str | None = None) -> Any:
         if match == "/locked" or token == "late":
@@ -153,7 +168,7 @@ async def test_a_lost_session_leaves_no_client_no_task_and_nobody_to_tell(house:
     assert not house.leaving
     await until(lambda: len(asyncio.all_tasks()) == 1)
     assert house.clients["/open"]._hub.left == [house.clients["/open"]]  # type: ignore[attr-defined]
-    assert not house.heard("pong") and house.left == 1
+    assert not house.heard("pong") and house.place.left == 1
 
 
 async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_last_end(house: House):
