@@ -196,15 +196,15 @@ class Hub:
             client.end("drain")
         return client
 
+    def keep(self, view: View) -> SharedTail:
+        """Let topics that are open be read for a while from now on, also without a client."""
+        return self._tail(view, None)
+
     def _patience(self, view: View) -> float:
         return max(self.topics.settings(name).partition_ready_timeout for name in view.topics)
 
     async def _subscribe(
         self,
-    def keep(self, view: View) -> SharedTail:
-        """Let topics that are open be read for a while from now on, also without a client."""
-        return self._tail(view, None)
-
         shared: SharedTail,
         view: View,
         start: Start,
