@@ -1,0 +1,53 @@
+"""One request and its one answer: what is no stream."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..errors import RequestError
+from ..telemetry.about import note
+from . import latest, post, reply
+from .origin import origin_allowed
+from .routes import Match, Routes, name_of
+from .traced import ROUTE
+
+
+async def respond(routes: Routes, match: Match, request: Request) -> Response:
+    """A document, what became of a record, or a reply. Raises RequestError and KafkaError."""
+    name = request.scope[ROUTE] = name_of(match.route)
+    note(route=name)
+    writes = match.route.with_.capability == "produce" and not match.reply
+    if writes:
+        _mind_origin(routes, match, request)
+    await routes.limits.arrive(request.scope)
+    match = await routes.admit(match, request)
+    leave = await routes.limits.enter(request.scope, match.granted)
+    try:
+        if routes.hub.draining:
+            detail = "this gateway is about to end; repeat it with its Idempotency-Key"
+            raise RequestError(503, "Draining", detail, retry_after=1.0)
+        if match.reply:
+            return await reply.later(routes, match, request)
+        if not writes:
+            return await latest.respond(routes, match, request)
+        if match.route.with_.reply_to is not None:
+            return await reply.ask(routes, match, request)
+        return await post.respond(routes, match, request)
+    finally:
+        leave()
+
+
+def _mind_origin(routes: Routes, match: Match, request: Request) -> None:
+    """A form of any page can be sent here with what browsers send by themselves: cookies, a
+    password, a client certificate. Raises RequestError 403."""
+    headers, guards = request.headers, routes.settings.guards
+    unasked = (
+        "cookie" in headers
+        or headers.get("authorization", "")[:6].lower() == "basic "
+        or any(getattr(guards[name], "type", "") == "x509" for name in match.route.guarded)
+    )
+    access = routes.settings.listen.access_control
+    if not origin_allowed(access, headers.get("origin"), headers.get("host", ""), cookies=unasked):
+        detail = "pages of this origin may not write; see access-control"
+        raise RequestError(403, "Foreign origin", detail)

@@ -1,0 +1,108 @@
+"""The latest record of a key, as a document (`capability: fetch`).
+
+A page asks again with `If-None-Match`, and with `Prefer: wait=10` it is answered when there is
+something else, or after 10 seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import NamedTuple
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ..api.stream import Stream
+from ..core.record import Record
+from ..errors import RequestError, StreamEnded
+from ..formats import format_for
+from ..hub.hub import Hub
+from ..hub.resume import Start
+from ..hub.view import View
+from .document import names
+from .etag import tag_of
+from .media import JSON, SAFE, media_of
+from .prefer import preferences
+from .query import pairs
+from .routes import Match, Routes
+
+CLOUDEVENTS = "application/cloudevents+json"
+
+
+class Shown(NamedTuple):
+    """A document as it is now."""
+
+    record: Record
+    tag: str
+
+
+async def respond(routes: Routes, match: Match, request: Request) -> Response:
+    """200, or 304 for one that is known. Raises RequestError, KafkaError."""
+    view, key = _asked(await routes.view(match, pairs(request)))
+    known = ",".join(request.headers.getlist("if-none-match"))
+    wait = preferences(request).wait
+    shown = await _latest(routes.hub, view, key)
+    if wait and _is_known(shown, known):
+        shown = await _other(routes.hub, view, key, shown, _bounded(match, wait))
+    if shown is None:
+        raise RequestError(404, "No document", "there is no record of this key, or it is deleted")
+    cached = "private, no-cache" if match.route.guarded else "no-cache"
+    headers = {"ETag": shown.tag, "Cache-Control": cached}
+    if wait is not None:
+        headers["Preference-Applied"] = f"wait={wait:g}"
+    if names(known, shown.tag):
+        return Response(status_code=304, headers=headers)
+    content, media = _content(routes.hub, view, shown.record)
+    return Response(content, headers={**headers, **SAFE, "Content-Type": media})
+
+
+def _asked(view: View) -> tuple[View, bytes]:
+    keys = view.filters.keys
+    if len(view.topics) != 1 or not keys or len(keys) > 1:
+        raise RequestError(400, "Bad request", "a document is of one topic and one key; name them")
+    return view, next(iter(keys))
+
+
+async def _latest(hub: Hub, view: View, key: bytes) -> Shown | None:
+    record = await hub.documents.latest(view.topics[0], key)
+    if record is None or not view.filters.matches(record):
+        return None
+    return Shown(record, tag_of(record, hub.topics.id(view.topics[0]), view))
+
+
+async def _other(
+    hub: Hub, view: View, key: bytes, before: Shown | None, wait: float
+) -> Shown | None:
+    """What it is once it is not that any more; or still is, after so many seconds."""
+    shown = before
+    with contextlib.suppress(TimeoutError, StreamEnded):
+        async with asyncio.timeout(wait), Stream(hub, view, Start()) as stream:
+            shown = await _latest(hub, view, key)  # it may have come before the stream began
+            while _tag(shown) == _tag(before):
+                await anext(stream)
+                shown = await _latest(hub, view, key)
+    return shown
+
+
+def _is_known(shown: Shown | None, known: str) -> bool:
+    return shown is None or names(known, shown.tag)
+
+
+def _tag(shown: Shown | None) -> str | None:
+    return None if shown is None else shown.tag
+
+
+def _bounded(match: Match, wait: float) -> float:
+    """No longer than the client may have it."""
+    expires = match.granted.expires
+    return wait if expires is None else max(0.0, min(wait, expires - time.time()))
+
+
+def _content(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
+    if view.format == "value" and not view.fields:
+        media = media_of(record.headers, hub.topics.settings(view.topics[0]))
+        return record.value or b"", media
+    format = format_for(view.format, binary=view.binary, fields=view.fields)
+    return format(record)[1], CLOUDEVENTS if view.format == "cloudevents" else JSON

@@ -1,0 +1,160 @@
+"""A request that is written as one record: its body is the value, the rest is as its route says.
+
+`Idempotency-Key` makes one that is tried again a single record, as for WebSockets (`hub.writer`).
+`If-Match` and `If-None-Match: *` compare with the latest record of the key, where a route shows
+it as a document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import RequestError
+from ..hub.writer import Produced
+from . import etag
+from .letter import Letter, addressed, fill_of, passed, scope_of
+from .query import pairs
+from .routes import Match, Routes
+
+MOST = 64 * 1024  # bytes of a body: as the edge (`transport`) has it, for other servers
+SLOWEST = 30.0  # seconds for a body to come, likewise
+UNCACHED = {"Cache-Control": "no-store"}
+
+Allowed = Callable[[], Awaitable[None]]
+
+
+async def respond(routes: Routes, match: Match, request: Request) -> Response:
+    """201 with where the record is; 200 if it was there before, or nothing is there now. Raises
+    RequestError and KafkaError."""
+    letter = await letter_of(routes, match, request)
+    if match.route.with_.acks == "none" and not _is_conditional(request):
+        routes.hub.publisher.begin(write(routes, request, letter))
+        return JSONResponse({"topic": letter.topic}, 202, UNCACHED)
+    done = await write(routes, request, letter)
+    made = letter.value is not None and not done.repeated
+    return JSONResponse(told(done), 201 if made else 200, UNCACHED)
+
+
+def told(done: Produced) -> dict[str, Any]:
+    """Where a record is."""
+    where = {"topic": done.topic, "partition": done.partition, "offset": done.offset}
+    return {**where, "repeated": True} if done.repeated else where
+
+
+async def letter_of(routes: Routes, match: Match, request: Request) -> Letter:
+    """What a request asks to be written. Raises RequestError, UnknownTopic, KafkaError."""
+    query = pairs(request)
+    view = await routes.view(match, query)
+    if len(view.topics) != 1:
+        raise _bad("a record is written to one topic; name one in the path")
+    value = await _value(request)
+    headers: list[tuple[str, bytes]] = []
+    if "content-type" in request.headers:
+        headers.append(("content-type", request.headers["content-type"].encode("latin-1")))
+    if match.route.with_.reply_to is not None:
+        headers += [(":method", request.method.encode()), (":path", match.path.encode())]
+    fill = fill_of(match, query, idempotency_key(request))
+    key, headers = addressed(match.route.with_, fill, None, headers)
+    return passed(view, Letter(view.topics[0], key, value, headers, scope_of(match)))
+
+
+async def write(routes: Routes, request: Request, letter: Letter) -> Produced:
+    """Whoever asks may come over another connection than at first, so each has a writer of its
+    own. Raises as `Writer.send`, and RequestError 412."""
+    allowed, alone = _condition(routes, request, letter)
+    async with alone:
+        return await routes.hub.publisher.writer().send(
+            letter.topic,
+            letter.key,
+            letter.value,
+            letter.headers,
+            idempotency_key=idempotency_key(request),
+            scope=letter.scope,
+            allowed=allowed,
+        )
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Raises RequestError 400 for several."""
+    keys = request.headers.getlist("idempotency-key")
+    if len(keys) > 1:
+        raise _bad("Idempotency-Key is given more than once; a record has one")
+    return keys[0] if keys else None
+
+
+async def _value(request: Request) -> bytes | None:
+    """Of a DELETE none: a tombstone."""
+    try:
+        async with asyncio.timeout(SLOWEST):
+            body = await _body(request)
+    except TimeoutError:
+        raise RequestError(408, "Request timeout", "the body did not come; try again") from None
+    except ClientDisconnect:
+        raise _bad("the client went away before its body was complete") from None
+    if request.method != "DELETE":
+        return body
+    if body:
+        raise _bad("a DELETE has no body here; use POST to write one")
+    return None
+
+
+async def _body(request: Request) -> bytes:
+    pieces: list[bytes] = []
+    left = MOST
+    async for piece in request.stream():
+        left -= len(piece)
+        if left < 0:
+            detail = f"the body is over {MOST} bytes; send less"
+            raise RequestError(413, "Content too large", detail)
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+# conditions
+
+
+def _is_conditional(request: Request) -> bool:
+    return "if-match" in request.headers or "if-none-match" in request.headers
+
+
+def _condition(
+    routes: Routes, request: Request, letter: Letter
+) -> tuple[Allowed | None, AbstractAsyncContextManager[None]]:
+    """What must hold when the record is written, and what keeps others out until it is."""
+    if not _is_conditional(request):
+        return None, nullcontext()
+    if letter.key is None or not _is_shown(routes, letter.topic):
+        what = "this route compares nothing, as its records are no documents; leave it out"
+        raise _bad(f"If-Match, If-None-Match: {what}")
+    hub, key = routes.hub, letter.key
+    wanted = ",".join(request.headers.getlist("if-match"))
+    unwanted = ",".join(request.headers.getlist("if-none-match"))
+
+    async def allowed() -> None:
+        record = await hub.documents.latest(letter.topic, key)
+        place = None if record is None else etag.place_of(record, hub.topics.id(letter.topic))
+        if (wanted and not etag.matches(wanted, place)) or (
+            unwanted and etag.matches(unwanted, place)
+        ):
+            what = "the document is not what it was; ask for it, and decide again"
+            raise RequestError(412, "Precondition failed", what)
+
+    return allowed, hub.documents.alone(letter.topic, key)
+
+
+def _is_shown(routes: Routes, topic: str) -> bool:
+    """Whoever compares has the topic read whole: for the operator to allow."""
+    return any(
+        route.with_.capability == "fetch" and any(t.may_be(topic) for t in route.with_.sources)
+        for route in routes.settings.routes
+    )
+
+
+def _bad(detail: str) -> RequestError:
+    return RequestError(400, "Bad request", detail)
