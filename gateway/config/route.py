@@ -9,7 +9,18 @@ from pydantic import BeforeValidator, Field, PlainValidator, TypeAdapter
 
 from . import producing
 from .condition import Filter, RequestTemplate
-from .fields import Duration, Flag, History, Pointer, Text, TopicGlob, TopicName, text, within
+from .fields import (
+    Duration,
+    Flag,
+    History,
+    Pointer,
+    Rate,
+    Text,
+    TopicGlob,
+    TopicName,
+    text,
+    within,
+)
 from .path import PathPattern
 from .producing import Async, Correlation, WrittenTemplate
 from .section import Problem, Section, refused
@@ -134,6 +145,11 @@ class With(Section):
         default="gzip",
         description="What clients get that accept it, compressed once for all; none for records "
         "that are secret beside ones a stranger writes. For clients on slow lines.",
+    )
+    max_rate: Rate | None = Field(
+        default=None,
+        description="At most so many records in any such time, for each client, such as 100/s; "
+        "what is beyond is as slowClient says. For displays, and for small devices.",
     )
     max_lifetime: Annotated[Duration, within(1, 30 * 86_400)] | None = Field(
         default=None, description="When a stream is ended and reconnects. For load balancers."

@@ -96,7 +96,8 @@ FALLS = _counter(
 BEHIND = _gauge(
     "gateway_clients_behind",
     "Clients that have yet to get records there are; slow: their connection takes no more; "
-    "no-credit: they asked for no more; catching-up: they read alone.",
+    "no-credit: they asked for no more; max-rate: they have had what maxRate gives them; "
+    "catching-up: they read alone.",
     "route", "state",
 )  # fmt: skip
 BEHIND_RECORDS = _gauge(

@@ -17,7 +17,7 @@ Event: TypeAlias = tuple[Any, Any, Any, int | None]
 """What is sent, of which only the last matters here: of a record its timestamp in milliseconds,
 None for what is none."""
 
-SLOW, CATCHING_UP, UNPAID = "slow", "catching-up", "no-credit"
+SLOW, CATCHING_UP, UNPAID, THROTTLED = "slow", "catching-up", "no-credit", "max-rate"
 
 
 class Traffic:

@@ -240,6 +240,10 @@ CASES = {
     "unknown slowClient": (ROUTE + "topic: orders\n      slowClient: §conflat\n", "'conflate'?"),
     "interval without unit": (ROUTE + "topic: orders\n      interval: §250\n", "250 no unit"),
     "interval too short": (ROUTE + "topic: orders\n      interval: §1ms\n", "1ms range 10ms 1m"),
+    "max rate without time": (ROUTE + "topic: orders\n      maxRate: §100\n", "100 unit 20/s"),
+    "max rate of no time": (ROUTE + "topic: orders\n      maxRate: §100/sec\n", "'100/s'?"),
+    "max rate of nothing": (ROUTE + "topic: orders\n      maxRate: §0/s\n", "0/s range 1/s"),
+    "max rate misspelt": (ROUTE + "topic: orders\n      §maxrate: 1/s\n", "'maxRate'?"),
     "interval misspelt": (ROUTE + "topic: orders\n      §intervall: 1s\n", "'interval'?"),
     "a snapshot that skips": (ROUTE + "topic: orders\n      mode: snapshot\n"
                               "      slowClient: §skip\n", "skip latest key conflate"),

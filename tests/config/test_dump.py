@@ -71,6 +71,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         heartbeat=DURATION,
         history=st.sampled_from(["none", "all"]) | DURATION,
         maxLifetime=st.just("1h"),
+        maxRate=st.sampled_from(["1/h", "90/m", "100/s"]),
     )
     route = st.builds(
         lambda number, source, more: {

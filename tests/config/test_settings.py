@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from gateway.config import Reconnect, Settings, Template, loads
+from gateway.config import Rate, Reconnect, Settings, Template, loads
 from gateway.config.crosscheck import RESERVED
 
 SMALL: dict[str, Any] = {"kafka": {"servers": ["localhost:9092"], "topics": [{"name": "orders"}]}}
@@ -63,7 +63,7 @@ def test_units_and_choices_are_typed():
                 "with": {
                     "topics": ["orders"], "history": "24h", "heartbeat": "5s", "maxLifetime": "1h",
                     "slowClient": "conflate", "filters": [{"key": "${params.c}"}],
-                    "mode": "snapshot", "interval": "250ms",
+                    "mode": "snapshot", "interval": "250ms", "maxRate": "90/m",
                 },
             }
         ],
@@ -73,6 +73,7 @@ def test_units_and_choices_are_typed():
     assert made.kafka.client_id == "gateway-shop"
     assert (options.history, options.heartbeat, options.max_lifetime) == (86400.0, 5.0, 3600.0)
     assert (options.mode, options.interval, options.slow_client) == ("snapshot", 0.25, "conflate")
+    assert options.max_rate == Rate(90, 60.0)
     assert [str(topic) for topic in options.sources] == ["orders"]
     key = options.filters[0].key
     assert isinstance(key, Template) and key.render(params={"c": "7"}) == "7"
