@@ -94,3 +94,9 @@ def test_an_edition_of_some_keys_has_those_and_what_all_must_hear():
     edition = table(record(0, b"a"), record(1, b"b"), record(2, None), corrupt).edition()
     some = edition.narrowed([b"b", b"nobody"])
     assert (some.entries, some.end) == ([record(1, b"b"), corrupt], edition.end)
+
+
+def test_the_latest_of_one_key_is_looked_up_whatever_came_behind_it():
+    latest = record(2, b"a")
+    made = table(record(0, b"a"), record(1, b"b"), latest, record(3, b"b", None), record(4, None))
+    assert [made.get(key) for key in (b"a", b"b", b"c")] == [latest, None, None]

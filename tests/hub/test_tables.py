@@ -14,7 +14,7 @@ from gateway.core.position import Place
 from gateway.core.reading import EARLIEST, Since
 from gateway.core.record import Entry, Record, Skip, TopicPartition
 from gateway.hub import tables as module
-from gateway.hub.tables import Tables
+from gateway.hub.tables import Spilled, Tables
 
 A = TopicPartition("prices", 0)
 
@@ -127,3 +127,23 @@ async def test_what_nobody_looks_at_is_let_go(kafka: Kafka):
     assert made.bytes
     made.drop("prices")
     assert made.bytes == 0
+
+
+async def test_the_latest_of_one_key_is_of_the_table_as_it_is_at_an_offset(kafka: Kafka):
+    for n in range(4):
+        kafka.write("ab"[n % 2], str(n))
+    made = tables(kafka)
+    found = await made.latest(A, 4, b"a")
+    assert found is not None and found.value == b"2"
+    kafka.write("a", None)
+    assert await made.latest(A, 5, b"a") is None
+    assert kafka.reads == [0, 3, 4]
+
+
+async def test_of_a_table_that_is_too_large_no_key_is_looked_up(kafka: Kafka):
+    for n in range(12):
+        kafka.write(str(n), "x" * 1024)
+    made = tables(kafka, cache="8KiB")
+    for _ in range(2):
+        with pytest.raises(Spilled, match="prices"):
+            await made.latest(A, 12, b"1")
