@@ -18,6 +18,7 @@ from ..errors import AccessDenied, KafkaError, PartitionFailed
 from ..kafka.cluster import Cluster
 from ..kafka.offsets import EARLIEST, LATEST
 from ..kafka.scan import offset, scan
+from ..telemetry import traceparent
 
 KEY = "idempotency-key"
 SCOPE = "idempotency-scope"
@@ -28,6 +29,13 @@ LAST = 1000  # records that are read whatever their time says; brokers without t
 AGAIN = 0.1  # seconds until a partition that cannot be read is asked again
 
 Headers = Sequence[tuple[str, bytes | None]]
+
+_BESIDE = OWN | {traceparent.NAME}  # what is not of the record itself: each attempt is traced anew
+
+
+def said(key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
+    """The digest of a record, whoever wrote it, and as whichever attempt."""
+    return digest(key, value, [header for header in headers if header[0] not in _BESIDE])
 
 
 class Seen:
@@ -100,10 +108,9 @@ class Seen:
         if text is None:
             return
         key = Key(record.tp.topic, _text(own.get(SCOPE)), _text(text))
-        rest = [header for header in record.headers if header[0] not in OWN]
         where = Written(record.tp.partition, record.offset)
         now = asyncio.get_running_loop().time()
-        self._once.learn(key, digest(record.key, record.value, rest), where, now)
+        self._once.learn(key, said(record.key, record.value, record.headers), where, now)
 
     async def _recover(self, exc: KafkaError) -> None:
         cause = cause_of(exc.code) if isinstance(exc, PartitionFailed) else None

@@ -25,10 +25,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..core.once import Key, Written, digest
+from ..core.once import Key, Written
 from ..core.record import TopicPartition
 from ..errors import BrokerUnavailable, PartitionFailed, RequestError
-from .seen import KEY, OWN, SCOPE, Headers, Seen
+from .seen import KEY, OWN, SCOPE, Headers, Seen, said
 
 if TYPE_CHECKING:
     from .publisher import Publisher
@@ -95,9 +95,9 @@ class Writer:
         """
         _check(key, headers, idempotency_key)
         once = Key(topic, scope, idempotency_key) if idempotency_key is not None else None
-        said = digest(key, value, headers) if once is not None else b""
+        same = said(key, value, headers) if once is not None else b""
         deadline = asyncio.get_running_loop().time() + self._publisher.patience
-        sending = Sending(topic, key, value, headers, partition, once, said, deadline, allowed)
+        sending = Sending(topic, key, value, headers, partition, once, same, deadline, allowed)
         tracing = self._publisher.tracing
         if tracing is None:
             return await self._send(sending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -304,3 +304,38 @@ async def test_after_a_doubt_the_same_connection_looks_in_the_log_again(kafka, t
             await writer.send(name, None, b"v", idempotency_key="1")
         again = await writer.send(name, None, b"v", idempotency_key="1")
         assert again == Produced(name, 0, 1, repeated=True)
+
+
+async def test_what_may_not_be_written_is_not_but_what_is_there_was_allowed_before(one):
+    asked = 0
+
+    async def never() -> None:
+        nonlocal asked
+        asked += 1
+        raise RequestError(412, "Precondition failed", "it is another by now")
+
+    async with publishing(one.bootstrap) as publisher:
+        for key in (None, "1"):
+            with pytest.raises(RequestError, match="another by now"):
+                await publisher.writer().send("t", None, b"v", idempotency_key=key, allowed=never)
+        assert await records(one.bootstrap) == []
+        await publisher.writer().send("t", None, b"v", idempotency_key="1")
+        again = await publisher.writer().send("t", None, b"v", idempotency_key="1", allowed=never)
+        assert (again.repeated, asked) == (True, 2)
+
+
+async def test_a_repeat_is_the_same_record_however_each_attempt_is_traced(one):
+    """With traces on, a repeat at another worker, or after a restart, was refused as another record
+    (422): the log has the traceparent that the gateway had written."""
+
+    class Tracing:
+        @contextmanager
+        def sending(self, topic: str, headers: Any) -> Any:
+            yield [*headers, ("traceparent", b"of the gateway")]
+
+    for n in range(2):
+        async with publishing(one.bootstrap) as publisher:
+            publisher.tracing = Tracing()
+            headers = [("a", b"b"), ("traceparent", b"%d" % n)]
+            told = await publisher.writer().send("t", None, b"v", headers, idempotency_key="1")
+            assert told == Produced("t", 0, 0, repeated=n > 0)
