@@ -51,8 +51,13 @@ class Objects:
         """format: not used; records are told as they are."""
         return ObjectEncoder(self.fields)
 
-    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+    def begin(
+        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    ) -> bytes:
         return _control("begin", {**data, "token": token.decode()}) + _NO_TEXT
+
+    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+        return b""  # what is told so is for those who came in by a guard
 
     def heartbeat(self) -> bytes:
         return b""

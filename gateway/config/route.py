@@ -21,6 +21,7 @@ from .fields import (
     text,
     within,
 )
+from .listen import AccessControl
 from .path import PathPattern
 from .producing import Async, Correlation, WrittenTemplate
 from .section import Problem, Section, refused
@@ -227,6 +228,11 @@ class Route(Section):
     guarded: dict[Text, tuple[Text, ...]] = Field(
         default={},
         description="Guards and the roles they must grant, all of them. For access control.",
+    )
+    access_control: AccessControl | None = Field(
+        default=None,
+        alias="access-control",
+        description="CORS of these paths; default that of listen. For pages of other sites.",
     )
     with_: With = Field(
         alias="with", description="What is streamed, shown or written. For clients."

@@ -32,9 +32,11 @@ def warnings(settings: Settings) -> Iterator[str]:
         yield "kafka.security.sasl: credentials travel unencrypted; add kafka.security.tls"
     if kafka.servers == "embedded" and (tls or sasl):
         yield "kafka.security: the embedded broker has none; remove it"
-    access = settings.listen.access_control
-    if access.policy == "same-origin" and (access.allow, access.expose) != (Allow(), Expose()):
-        yield "listen.access-control: allow and expose need policy: cross-origin; set it"
+    of_routes = ((f"routes[{n}]", each.access_control) for n, each in enumerate(settings.routes))
+    for way, access in (("listen", settings.listen.access_control), *of_routes):
+        unread = access is not None and access.policy == "same-origin"
+        if unread and access and (access.allow, access.expose) != (Allow(), Expose()):
+            yield f"{way}.access-control: allow and expose need policy: cross-origin; set it"
     for name, guard in settings.guards.items():
         yield from _guard(f"guards.{name}", guard)
     for option in literal_secrets(settings):

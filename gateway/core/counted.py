@@ -40,8 +40,8 @@ class Ledger:
 
     __slots__ = ("_from", "rides", "sum")
 
-    def __init__(self) -> None:
-        self.sum: Sum | None = None
+    def __init__(self, sum: Sum | None = None) -> None:
+        self.sum = sum
         self._from: Sum | None = None
         self.rides = False
 

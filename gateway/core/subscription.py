@@ -31,6 +31,7 @@ class Subscription(Ride):
            token knows of yet: metadata here may be behind. With a snapshot, of all partitions.
     reads: whether a partition may hold what the view lets through; None if each may. What
            a token says of another one is not held against the log, nor read from there on.
+    got:   the sum of what its client got before.
     """
 
     __slots__ = ("_ledger", "alone", "wake")
@@ -48,11 +49,13 @@ class Subscription(Ride):
         snapshot: Snapshot | None = None,
         traffic: Traffic = NOBODYS,
         reads: Reads | None = None,
+        got: Sum | None = None,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(channel, slow, until, count, credit, since, snapshot, traffic)
         self.wake = wake
-        self._ledger: Ledger | None = None  # if what it gets is counted
+        # if what it gets is counted
+        self._ledger: Ledger | None = None if got is None else Ledger(got)
         self.alone: Alone | None = None
         if self.bounded:
             self.part({**channel.tail.position, **(own or {})})

@@ -13,13 +13,16 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ..core.counted import Sum
 from ..core.position import Position
 from ..core.reading import Since
 from ..core.record import Reason, TopicPartition
 from ..core.subscription import Subscription
+from ..core.throttle import Throttle
 from ..core.token import Token
 from ..telemetry.about import about
-from ..telemetry.traffic import CATCHING_UP, SLOW, UNPAID
+from ..telemetry.traffic import CATCHING_UP, SLOW, THROTTLED, UNPAID
+from .allowance import Allowance
 from .lacks import Lacks
 from .outlet import Outlet
 from .pump import Fan
@@ -36,6 +39,7 @@ BUDGET = 64 * 1024  # bytes taken at once
 SOON = 0.1  # seconds for which BEGIN waits for partitions that answer with the first one
 FOREVER = 1e9
 EXPIRED = "token-expired"
+CHANGED = "changed"  # why one ends whose stream goes on as another view
 LEFT = "left"  # why it ended that was not told an end
 
 C = TypeVar("C", bound="Client")
@@ -48,19 +52,42 @@ class Standing(NamedTuple):
     ids: Mapping[str, str]
 
 
+class Handover(NamedTuple):
+    """What one that ends as `CHANGED` leaves to the client in its place: where it stood among
+    these topics, and what was left of its terms.
+
+    records: after which it ends.
+    got:     the sum of what went out, on wires that count.
+    ends_at: by the loop's clock.
+    throttle: what it was sent lately, where it had a rate.
+    """
+
+    position: bytes
+    topics: frozenset[str]
+    number: int
+    until: Mapping[TopicPartition, int] | None
+    records: int | None
+    credit: int | None
+    got: Sum | None
+    ends_at: float
+    throttle: Throttle | None
+
+
 class Client:
     """See the module.
 
     token:    what it resumes from.
     since:    where it begins in the partitions that are pending in no token.
     refused:  it came with a token that could not be used; told as a gap.
+    after:    of the one in whose place it comes.
     number:   of all streams of this hub, the one that it is; what the log calls it.
+    allowance: what `maxRate` lets it have.
     """
 
     __slots__ = (
-        "_alarm", "_changed", "_closed", "_deadline", "_ended", "_fan", "_hub", "_lacks", "_puller",
-        "_refused", "_shared", "_soon", "_view_changed", "_wire", "ends_at", "heartbeat", "herd",
-        "number", "outlet", "sent_at", "subscription",
+        "_again", "_alarm", "_allowance", "_aside", "_changed", "_closed", "_deadline", "_ended",
+        "_fan", "_hub", "_lacks", "_puller", "_refused", "_shared", "_soon", "_view_changed",
+        "_wire", "ends_at", "heartbeat", "herd", "number", "outlet", "sent_at", "subscription",
     )  # fmt: skip
 
     def __init__(
@@ -77,19 +104,26 @@ class Client:
         token: Token | None = None,
         since: Since | None = None,
         refused: bool = False,
+        after: Handover | None = None,
         number: int = 0,
+        allowance: Allowance | None = None,
     ) -> None:
         self.number = number
+        self._allowance = allowance
         self.subscription = subscription
         self.heartbeat = heartbeat
         self.outlet: Outlet | None = None
         self.sent_at = 0.0  # when it was last written to by itself, by the loop's clock
         self.ends_at = lifetime or FOREVER  # from `begin` on by the loop's clock
+        if after is not None:
+            self.ends_at = after.ends_at - asyncio.get_running_loop().time()
         self._hub = hub
         self._shared = shared
         self._wire = wire
         self._deadline = deadline
         self._refused = refused
+        self._again = after is not None
+        self._aside = b""  # pulled, and for it alone
         self._view_changed = token is not None and token.view != subscription.channel.view
         self._changed: asyncio.Future[None] | None = None  # what `ready` waits for
         self._lacks: Lacks | None = None
@@ -137,7 +171,9 @@ class Client:
         self._hub.feeds.refresh_readiness(self._shared)
         pending, token = self.subscription.begin()
         self._hub.feeds.promise(pending)
-        first = self._wire.begin(self._told(pending), token, refused=self._refused)
+        first = self._wire.begin(
+            self._told(pending), token, refused=self._refused, again=self._again
+        )
         self._note_begin(first, token)
         self.subscription.add(first)
         if self._lacks is not None:
@@ -191,10 +227,27 @@ class Client:
             since=lacks.since if lacks is not None else None,
         )
 
+    @property
+    def credit(self) -> int | None:
+        """Records that it has asked for; None for any number."""
+        return self.subscription.credit if self._allowance is None else self._allowance.credit
+
     def grant(self, records: int) -> None:
         """Let so many more be sent, to a client that asked for a limit."""
-        if self.subscription.credit is not None:
+        if self._allowance is not None:
+            self._allowance.grant(records)
+        elif self.subscription.credit is not None:
             self.subscription.credit += records
+        self.wake()
+
+    def tell(self, kind: str, data: Mapping[str, Any]) -> None:
+        """An event for this client alone, once it has begun; whatever waits in its outlet, it
+        goes behind that."""
+        told = self._wire.tell(kind, dict(data))
+        if self.outlet is not None and not self._ended:
+            self.outlet.write(self._counted(told))
+        elif self._puller is not None:
+            self._aside = told
             self.wake()
 
     def expire_at(self, expires: float | None) -> None:
@@ -222,6 +275,8 @@ class Client:
         self.expire_at(None)
         self.outlet = None
         self._note_end((self.subscription.ended if self._ended else None) or LEFT)
+        if self._allowance is not None:
+            self._allowance.close()
         if self._fan is not None:
             self._fan.drop(self)
         if self.herd is not None:
@@ -239,7 +294,18 @@ class Client:
             return None
         if self.outlet is not None and self.outlet.full:
             return SLOW
-        return UNPAID if self.subscription.credit == 0 else CATCHING_UP
+        if self.subscription.credit != 0:
+            return CATCHING_UP
+        return UNPAID if self._allowance is None or self._allowance.credit == 0 else THROTTLED
+
+    def handover(self) -> Handover:
+        """To be taken once it has begun and is told to end as `CHANGED`, before it is closed."""
+        subscription = self.subscription
+        return Handover(
+            subscription.position, frozenset(subscription.channel.tail.ids), self.number,
+            subscription.until, subscription.count, self.credit, subscription.got, self.ends_at,
+            None if self._allowance is None else self._allowance.throttle,
+        )  # fmt: skip
 
     # pushed to an outlet
 
@@ -297,7 +363,10 @@ class Client:
             outlet.write(data)
         if subscription.ended:
             self._ended = True
-            outlet.finish(self._last(subscription.ended))
+            if subscription.ended == CHANGED:
+                outlet.hand_over()
+            else:
+                outlet.finish(self._last(subscription.ended))
             self.close()
         elif outlet.full:
             return
@@ -332,7 +401,7 @@ class Client:
                 return data
             elif subscription.ended:
                 self._ended = True
-                return self._last(subscription.ended)
+                return None if subscription.ended == CHANGED else self._last(subscription.ended)
             elif subscription.more:
                 await asyncio.sleep(0)
             elif asyncio.get_running_loop().time() >= self.ends_at:
@@ -344,24 +413,30 @@ class Client:
     def _take(self) -> bytes:
         if self.subscription.ended == EXPIRED:
             return b""
+        if self._aside:
+            aside, self._aside = self._aside, b""
+            return self._counted(aside)
         if self.herd is not None:
             data = self.herd.take(self)
             if data is not None:
-                self.subscription.add(data)
-                self.subscription.traffic.bytes += len(data)
-                return data
+                return self._counted(data)
         if self._lacks is not None:
             self._lacks.retire()
-        data = self.subscription.take(BUDGET)
+        if self._allowance is None:
+            data = self.subscription.take(BUDGET)
+        else:
+            data = self._allowance.take(self.subscription, BUDGET, self.wake)
         self.subscription.traffic.bytes += len(data)
         self._seek()
         return data
 
     def _heartbeat(self) -> bytes:
-        beat = self._wire.heartbeat()
-        self.subscription.add(beat)
-        self.subscription.traffic.bytes += len(beat)
-        return beat
+        return self._counted(self._wire.heartbeat())
+
+    def _counted(self, data: bytes) -> bytes:
+        self.subscription.add(data)
+        self.subscription.traffic.bytes += len(data)
+        return data
 
     def _last(self, reason: str) -> bytes:
         last = self._wire.end(reason, self.subscription.position, self.subscription.got)
@@ -388,6 +463,8 @@ class Client:
         }
         if self._view_changed:
             data["view"] = "changed"
+        if self._again:
+            data["changed"] = True
         return data
 
 

@@ -44,18 +44,23 @@ class Sse:
     def encoder(self, format: Format) -> SseEncoder:
         return SseEncoder(format)
 
-    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+    def begin(
+        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    ) -> bytes:
         first = sse.retry(int(1000 * random.uniform(*RETRY))) + control("begin", data)
         if refused:  # the refused token stays with the client until the gap is told
             first += b"\n" + control("gap", REFUSED)
         return first + sse.close_block(token)
+
+    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+        return control(kind, data) + b"\n"
 
     def heartbeat(self) -> bytes:
         return sse.comment()
 
     def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
         spread = sse.retry(int(1000 * random.uniform(RETRY[0], 5 * RETRY[1])))
-        return spread + control("end", {"reason": reason}) + b"\n"
+        return spread + self.tell("end", {"reason": reason})
 
 
 class SseEncoder:

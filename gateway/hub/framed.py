@@ -35,8 +35,13 @@ class Framed:
     def encoder(self, format: Format) -> FramedEncoder:
         return FramedEncoder(self.wire.encoder(format))
 
-    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
-        return framed(self.wire.begin(data, token, refused=refused))
+    def begin(
+        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    ) -> bytes:
+        return framed(self.wire.begin(data, token, refused=refused, again=again))
+
+    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+        return framed(self.wire.tell(kind, data))
 
     def heartbeat(self) -> bytes:
         return framed(self.wire.heartbeat())

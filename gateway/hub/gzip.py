@@ -36,10 +36,17 @@ class Gzip:
     def encoder(self, format: Format) -> GzipEncoder:
         return GzipEncoder(self.wire.encoder(format))
 
-    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
-        """Never empty: the header is due before any chunk."""
-        first = self.wire.begin(data, token, refused=refused)
+    def begin(
+        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    ) -> bytes:
+        """Never empty but for `again`: the header is due before any chunk, and once."""
+        first = self.wire.begin(data, token, refused=refused, again=again)
+        if again:
+            return deflated(first)
         return Counted.of(gzip.HEADER + gzip.block(first), Sum.of(first))
+
+    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+        return deflated(self.wire.tell(kind, data))
 
     def heartbeat(self) -> bytes:
         return deflated(self.wire.heartbeat())

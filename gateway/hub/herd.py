@@ -146,6 +146,9 @@ class Herd:
         """Its members find out by its subscription; each has an end of its own to be told."""
         self.wake()
 
+    def hand_over(self) -> None:
+        """Nothing changes what a leader is shown."""
+
     def arrive(self) -> None:
         """The leader has caught up with its channel."""
         self._arrived = self.leader.standing(), self.subscription.cursor

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
-from ..config import Settings
+from ..config import Rate, Settings
 from ..core.channel import Channel, Encoder
 from ..core.log import Log
 from ..core.position import Position
@@ -25,8 +25,9 @@ from ..formats import format_for
 from ..kafka.cluster import Cluster
 from ..telemetry.traffic import Behind, Traffic, Traffics
 from . import resume
+from .allowance import Allowance
 from .archive import Archive
-from .client import Client
+from .client import Client, Handover
 from .distances import Distances
 from .documents import Documents
 from .epochs import Epochs
@@ -159,13 +160,17 @@ class Hub:
         lifetime: float | None = None,
         expires: float | None = None,
         refused: bool = False,
+        after: Handover | None = None,
         route: str = "",
+        rate: Rate | None = None,
     ) -> Client:
         """A client of a view; await its `ready`, then iterate its `stream`.
 
         expires: when what lets it in is over, in seconds since 1970.
         refused: it came with a token that could not be read.
+        after:   what another left, in whose place it comes: it ends where that one would have.
         route:   as metrics call it.
+        rate:    of the records that it is sent at most.
         Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenForeign.
         """
         deadline = asyncio.get_running_loop().time() + self._patience(view)
@@ -175,7 +180,11 @@ class Hub:
                 resume.check(start.token, self.cluster.id or "", view.topics)
             shared = self._tail(view, start.token)
             traffic = self.traffics.of(route, wire.name)
-            subscription = await self._subscribe(shared, view, start, wire, slow, deadline, traffic)
+            subscription = await self._subscribe(
+                shared, view, start, wire, slow, deadline, traffic, after
+            )
+        before = None if after is None else after.throttle
+        allowance = None if rate is None else Allowance.of(rate, subscription, before)
         client = Client(
             self,
             shared,
@@ -186,9 +195,11 @@ class Hub:
             lifetime=lifetime,
             expires=expires,
             refused=refused,
+            after=after,
             token=start.token,
             since=start.since,
-            number=next(self._numbers),
+            number=next(self._numbers) if after is None else after.number,
+            allowance=allowance,
         )
         self.clients.add(client)
         traffic.opened += 1
@@ -212,9 +223,12 @@ class Hub:
         slow: SlowClient,
         deadline: float,
         traffic: Traffic,
+        after: Handover | None,
     ) -> Subscription:
         tail, token = shared.tail, start.token
-        until = None if start.until is None else await ends(self.cluster, tail, start.until)
+        until = after.until if after is not None else None
+        if until is None and start.until is not None:
+            until = await ends(self.cluster, tail, start.until)
         own: Position = {}
         behind = token is not None or start.since is not None
         reads = await self.placing.reads(view, token) if behind else None
@@ -236,6 +250,7 @@ class Hub:
             since=token.issued if token else _seconds(start.since),
             snapshot=snapshot,
             reads=reads,
+            got=None if after is None else after.got,
             traffic=traffic,
         )
 

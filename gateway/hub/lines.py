@@ -44,9 +44,14 @@ class Ndjson:
     def encoder(self, format: Format) -> LineEncoder:
         return LineEncoder(format, self.positions)
 
-    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
+    def begin(
+        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    ) -> bytes:
         first = line("begin", {**data, "position": token.decode()}) if self.positions else b""
         return first + line("gap", REFUSED) if refused else first
+
+    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+        return line(kind, data)
 
     def heartbeat(self) -> bytes:
         return HEARTBEAT

@@ -7,7 +7,7 @@ a message of its own, in its place among them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -21,7 +21,6 @@ from ..wire.websocket import deflated, frame
 from .encoder import REFUSED, tell
 
 BATCH = 64 * 1024  # bytes of records after which another message begins
-CHANGED = "changed"  # why a stream ends that goes on under another view
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,10 @@ class WebSocket:
 
     label:   the id of its subscription; None on the socket of a route's own path.
     deflate: the client takes compressed frames.
-    changed: its begin says that the view was changed; it shares chunks with the others.
     """
 
     label: str | None = None
     deflate: bool = False
-    changed: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -44,20 +41,20 @@ class WebSocket:
     def encoder(self, format: Format) -> MessageEncoder:
         return MessageEncoder(self, format)
 
-    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
-        told = {**data, "position": token.decode()}
-        if self.changed:
-            told["changed"] = True
-        first = self.message("begin", told)
+    def begin(
+        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    ) -> bytes:
+        first = self.message("begin", {**data, "position": token.decode()})
         return first + self.message("gap", REFUSED) if refused else first
+
+    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+        return self.message(kind, data)
 
     def heartbeat(self) -> bytes:
         """Nothing: the protocol below pings."""
         return b""
 
     def end(self, reason: str, token: bytes, got: Sum | None = None) -> bytes:
-        if reason == CHANGED:
-            return b""
         return self.message("end", {"reason": reason, "position": token.decode()})
 
     def message(self, kind: str, data: dict[str, Any]) -> bytes:

@@ -18,3 +18,6 @@ class Outlet(Protocol):
 
     def finish(self, data: bytes) -> None:
         """Send the last bytes, and end the answer as its protocol does."""
+
+    def hand_over(self) -> None:
+        """The client writes nothing more: another goes on in its place."""

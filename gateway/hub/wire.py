@@ -20,8 +20,14 @@ class Wire(Hashable, Protocol):
 
     def encoder(self, format: Format) -> Encoder: ...
 
-    def begin(self, data: dict[str, Any], token: bytes, *, refused: bool) -> bytes:
-        """The first thing; `refused`: it came with a position that could not be used."""
+    def begin(
+        self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
+    ) -> bytes:
+        """The first thing. refused: it came with a position that could not be used. again: the
+        stream has begun before, and goes on as another view."""
+
+    def tell(self, kind: str, data: dict[str, Any]) -> bytes:
+        """An event that no other client hears of."""
 
     def heartbeat(self) -> bytes:
         """What keeps an idle stream alive; empty if something else does."""

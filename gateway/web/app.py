@@ -40,6 +40,7 @@ from .levels import Levels
 from .limits import Limits
 from .metrics import Metrics
 from .problems import HANDLERS
+from .renewal import Renewals
 from .routes import Routes
 from .streams import Streams
 from .traced import Traced
@@ -117,13 +118,15 @@ def create_app(
         routes.append(Route(settings.telemetry.metrics.prometheus, metrics.scrape))
     guards = Guards(settings, access)
     streams = Routes(gateway.hub, settings, guards, limits)
+    renewals = Renewals(streams, bus)
     traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
     middleware = [
         *traced, *cors(settings.listen.access_control),
-        Middleware(Streams, routes=streams, pages=routes)
+        Middleware(Streams, routes=streams, renewals=renewals, pages=routes)
     ]  # fmt: skip
     app = Application(
-        gateway, [bus.run, metrics.run, guards.run, *startup], routes=routes, middleware=middleware,
+        gateway, [bus.run, metrics.run, guards.run, streams.openings.run, *startup],
+        routes=routes, middleware=middleware,
         exception_handlers=HANDLERS,
     )  # fmt: skip
     app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)

@@ -34,6 +34,12 @@ class Caller:
         # neither has a line break in it, nor the name a colon (RFC 9110 5)
         self._head = b"\n".join([b"%b:%b" % (name, value) for name, value in scope["headers"]])
 
+    @property
+    def address(self) -> str:
+        """Empty if it is not known."""
+        client = self._values[self._names.index("client")] if "client" in self._names else None
+        return client[0] if client else ""
+
     def connection(self) -> HTTPConnection:
         """As the handshake was, but for `extensions` that say nothing of the client; 3 us."""
         lines = self._head.split(b"\n") if self._head else ()

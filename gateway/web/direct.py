@@ -7,9 +7,9 @@ from functools import lru_cache
 
 from starlette.types import Message, Receive, Scope, Send
 
-from ..hub.client import Client
 from ..hub.framed import Framed
 from ..hub.wire import Wire
+from .lasting import HttpStream
 from .outlet import TAKEOVER, corked, take_over
 
 Answer = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -26,34 +26,26 @@ def _framed(wire: Wire) -> Framed:
 
 
 async def answered(
-    client: Client,
+    stream: HttpStream,
     wire: Wire,
-    opened: Callable[[Wire], Awaitable[Client]],
-    plain: Callable[[Client], Answer],
+    opened: Callable[[Wire], Awaitable[HttpStream]],
+    plain: Callable[[HttpStream], Answer],
     headers: Mapping[str, str],
 ) -> Answer:
-    """The stream of a client, once its BEGIN is due: as a `DirectResponse` if `wire` is `Framed`.
+    """A stream, once its BEGIN is due: as a `DirectResponse` if `wire` is `Framed`.
 
-    opened: makes another client of the same request. plain: the answer by ASGI.
+    opened: makes another of the same request. plain: the answer by ASGI.
     """
-    await _begun(client)
+    await stream.ready()
     if not isinstance(wire, Framed):
-        return plain(client)
+        return plain(stream)
 
     async def otherwise() -> Answer:
-        return plain(await _begun(await opened(wire.wire)))
+        another = await opened(wire.wire)
+        await another.ready()
+        return plain(another)
 
-    return DirectResponse(client, otherwise, headers)
-
-
-async def _begun(client: Client) -> Client:
-    """Once its BEGIN is due; closed if nobody waits for that any more."""
-    try:
-        await client.ready()
-    except BaseException:
-        client.close()
-        raise
-    return client
+    return DirectResponse(stream, otherwise, headers)
 
 
 def is_offered(scope: Scope) -> bool:
@@ -63,17 +55,17 @@ def is_offered(scope: Scope) -> bool:
 class DirectResponse:
     """Begins as HTTP, and goes on without it.
 
-    client:    its wire is `Framed`.
+    stream:    its wire is `Framed`.
     otherwise: the same stream by ASGI, opened anew, should the connection not be had after all.
     """
 
     def __init__(
         self,
-        client: Client,
+        stream: HttpStream,
         otherwise: Callable[[], Awaitable[Answer]],
         headers: Mapping[str, str],
     ) -> None:
-        self._client = client
+        self._stream = stream
         self._otherwise = otherwise
         self._headers = headers
 
@@ -81,14 +73,14 @@ class DirectResponse:
         try:
             with corked(scope) as cork:
                 await send(self._start())
-                outlet = take_over(scope, self._client)
+                outlet = take_over(scope, self._stream)
                 if outlet is not None:
-                    self._client.attach(outlet, cork.drawn())
+                    self._stream.attach(outlet, cork.drawn())
                     return
         except BaseException:
-            self._client.close()
+            self._stream.close()
             raise
-        self._client.close()
+        self._stream.close()
         await (await self._otherwise())(scope, receive, _without_start(send))
 
     def _start(self) -> Message:

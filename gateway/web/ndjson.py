@@ -19,6 +19,7 @@ from . import query
 from .accept import NO, Preference, preference
 from .direct import Answer, answered, framed
 from .encoding import encoded, whole
+from .lasting import HttpStream
 from .routes import Match, Routes
 from .sse import HEADERS
 
@@ -62,24 +63,39 @@ class LinesResponse(StreamingResponse):
 async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     """The stream, once BEGIN is due, or a page. Raises RequestError, TokenError, KafkaError."""
     lines, wait = Ndjson(query.positions(request)), query.wait(request)
-    stream, coding = encoded(lines, match.route, request)
-    wire = lines if wait is not None else framed(stream, request.scope)
-    client = await routes.open(match, request, wire, page=None if wait is None else page.RECORDS)
-    if request.method == "HEAD":
-        client.close()
-        return Response(headers=HEADERS, media_type=MEDIA_TYPE)
     if wait is not None:
-        return await _page(request, match, client, lines, wait)
+        return await _page(routes, match, request, lines, wait)
+    coded, coding = encoded(lines, match.route, request)
+    wire, opened = framed(coded, request.scope), partial(HttpStream.open, routes, match, request)
+    stream = await opened(wire)
+    if request.method == "HEAD":
+        stream.close()
+        return Response(headers=HEADERS, media_type=MEDIA_TYPE)
     headers = HEADERS | coding
 
-    def plain(client: Client) -> Answer:
-        return LinesResponse(client.stream(), client.close, headers)
+    def plain(stream: HttpStream) -> Answer:
+        return LinesResponse(stream.stream(), stream.close, headers)
 
-    opened, typed = partial(routes.open, match, request), {**headers, "Content-Type": MEDIA_TYPE}
-    return await answered(client, wire, opened, plain, typed)
+    typed = {**headers, "Content-Type": MEDIA_TYPE}
+    return await answered(stream, wire, opened, plain, typed)
 
 
 async def _page(
+    routes: Routes, match: Match, request: Request, wire: Ndjson, wait: float
+) -> Response:
+    """One page, which counts as a connection while it is waited for."""
+    leave = await routes.limits.enter(request.scope, match.granted)
+    try:
+        client = await routes.open(match, request, wire, page=page.RECORDS)
+        if request.method == "HEAD":
+            client.close()
+            return Response(headers=HEADERS, media_type=MEDIA_TYPE)
+        return await _read(request, match, client, wire, wait)
+    finally:
+        leave()
+
+
+async def _read(
     request: Request, match: Match, client: Client, wire: Ndjson, wait: float
 ) -> Response:
     """The page, or nothing to a client that went away meanwhile."""

@@ -6,7 +6,12 @@ page could read with the cookies of whoever opened it (RFC 6455 10.2).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from starlette.requests import HTTPConnection
+
 from ..config import AccessControl
+from ..errors import RequestError
 
 _PORTS = {"http": "80", "https": "443"}
 
@@ -23,8 +28,24 @@ def origin_allowed(
         return True
     if access.policy == "same-origin" or (cookies and not access.allow.credentials):
         return False
+    return is_listed(access, origin)
+
+
+def is_listed(access: AccessControl, origin: str) -> bool:
+    """Is it among the other sites that are meant?"""
     origins = access.allow.origins
     return not origins or "*" in origins or origin in origins
+
+
+def refuse_foreign(every: Iterable[AccessControl], connection: HTTPConnection) -> None:
+    """Raises RequestError 403 for a WebSocket of a page that none of these lets in."""
+    headers = connection.headers
+    if "origin" not in headers:
+        return
+    origin, host, cookies = headers["origin"], headers.get("host", ""), "cookie" in headers
+    if not any(origin_allowed(access, origin, host, cookies=cookies) for access in every):
+        detail = "pages of this origin may not connect; see access-control"
+        raise RequestError(403, "Foreign origin", detail)
 
 
 def _is_same(origin: str, host: str) -> bool:

@@ -36,6 +36,9 @@ class Taker(Protocol):
     def close(self) -> None:
         """The connection is lost."""
 
+    def hand_over(self) -> None:
+        """The client that wrote writes nothing more; another is to go on."""
+
 
 def take_over(scope: MutableMapping[str, Any], client: Taker) -> HttpOutlet | None:
     """The connection for `client`, to be asked for after `http.response.start` was sent; the
@@ -186,6 +189,10 @@ class HttpOutlet(asyncio.Protocol):
             http.go_on(transport, kept, full=full)
         else:
             transport.close()
+
+    def hand_over(self) -> None:
+        if self._client is not None:
+            self._client.hand_over()
 
     def shutdown(self) -> None:
         """The server ends; the hub ends the stream."""

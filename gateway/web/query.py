@@ -60,7 +60,8 @@ def asked(
     if not request.scope["query_string"] and "last-event-id" not in request.headers:
         return _nothing(_allowed(default, history))  # 0.7 us, 6 to find that there is nothing
     token, refused = _token(request)
-    origin = _one(request, "from", lambda text: _origin(text, history))
+    # A time that the route's history has left behind refuses nobody who comes back.
+    origin = None if token else _one(request, "from", lambda text: _origin(text, history))
     until, count = _until(request)
     credit = _one(request, "credit", _credit)
     origin = origin if origin is not None else _allowed(default, history)

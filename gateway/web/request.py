@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import HTTPConnection
@@ -48,15 +48,7 @@ def split(path: str) -> tuple[str, Query]:
     return path, parse_qsl(query, keep_blank_values=True)
 
 
-def request_of(path: str, query: Query, connection: HTTPConnection) -> HTTPConnection:
-    """What the same client would have asked by HTTP; a position is in the query only."""
-    scope: dict[str, Any] = {
-        **connection.scope,
-        "type": "http",
-        "path": path,
-        "query_string": urlencode(query).encode(),
-        "headers": [
-            (name, text) for name, text in connection.scope["headers"] if name != b"last-event-id"
-        ],
-    }
-    return HTTPConnection(scope)
+def request_of(path: str, query: Query) -> HTTPConnection:
+    """That asks for this, and says nothing else."""
+    asked = urlencode(query).encode()
+    return HTTPConnection({"type": "http", "path": path, "query_string": asked, "headers": []})

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from ..config import Route, Settings
 from ..core.slow import SlowClient
 from ..errors import RequestError, TokenError
-from ..hub.client import Client
+from ..hub.client import Client, Handover
 from ..hub.hub import Hub
 from ..hub.messages import WebSocket
 from ..hub.resume import Start
@@ -25,6 +24,10 @@ from ..telemetry.redact import redacted
 from . import query
 from .access import NOBODY, Access, Granted, bearer
 from .limits import Limits
+from .opened import Openings
+from .paths import Found, Paths
+from .replies import Replying
+from .request import Query, over, request_of
 from .traced import ROUTE
 from .views import Views
 
@@ -39,11 +42,16 @@ log = logging.getLogger(__name__)
 
 
 class Match(NamedTuple):
-    """A route, what its path pattern's parameters are in this path, and who asks."""
+    """A route, what its path pattern's parameters are in this path, and who asks.
+
+    reply: it is where the reply of a request is asked for.
+    """
 
     route: Route
     params: Mapping[str, str]
     granted: Granted = NOBODY
+    path: str = ""
+    reply: bool = False
 
 
 class Routes:
@@ -53,22 +61,27 @@ class Routes:
         self.hub = hub
         self.settings = settings
         self.limits = limits
+        self.openings = Openings()
         self._access = access
         self._views = Views(hub, settings)
         self._told = False
-        self._routes = [(when.pattern, route) for route in settings.routes for when in route.when]
+        self.paths = Paths(settings.routes)
+        self.replying = Replying(hub)
 
-    def match(self, path: str) -> Match:
-        """The route of a path, percent-encoded as it came.
+    def match(self, path: str, method: str | None = None) -> Match:
+        """The route of a path, percent-encoded as it came. method: None for a stream.
 
-        Raises HTTPException 404, and RequestError 503 where nobody started the gateway.
+        Raises HTTPException 404 and 405, and RequestError 503 where nobody started the gateway.
         """
-        for pattern, route in self._routes:
-            params = pattern.match(path)
-            if params is not None:
-                self.must_run()
-                return Match(route, params)
-        raise HTTPException(404)
+        return self._matched(self.paths.find(path, method), path)
+
+    def writable(self, path: str) -> Match:
+        """The route that takes records by a path; another, where none does. Raises as `match`."""
+        return self._matched(self.paths.writable(path), path)
+
+    def _matched(self, found: Found, path: str) -> Match:
+        self.must_run()
+        return Match(found.route, found.params, NOBODY, path, found.reply)
 
     def must_run(self) -> None:
         """Raises RequestError 503 where nobody started the gateway."""
@@ -95,33 +108,15 @@ class Routes:
         """A client of what the query and `Last-Event-ID` of a request ask for.
 
         page: records of a page, for one that only wants the next; `?until=COUNT` beats it.
-        It counts as a connection, but for those of a WebSocket, which is one.
-        Raises Busy, RequestError, TokenError and KafkaError.
+        Raises RequestError, TokenError and KafkaError.
         """
-        if isinstance(wire, WebSocket):
-            return await self._open(match, request, wire, page)
-        leave = await self.limits.enter(request.scope, match.granted)
-        try:
-            client = await self._open(match, request, wire, page)
-        except BaseException:
-            leave()
-            raise
-        self.hub.after(client, leave)
-        return client
-
-    async def _open(
-        self, match: Match, request: HTTPConnection, wire: Wire, page: int | None
-    ) -> Client:
         name = request.scope[ROUTE] = name_of(match.route)
         note(route=name)
-        route, view = match.route, await self.view(match, request)
-        asked = query.asked(request, default=self._default(view), history=route.with_.history)
-        if asked.start.credit is not None and not isinstance(wire, WebSocket):
+        view = await self.view(match, query.pairs(request))
+        start, refused = self._start(match.route, view, request)
+        if start.credit is not None and not isinstance(wire, WebSocket):
             detail = "?credit= is granted by messages; leave it out, or use a WebSocket"
             raise RequestError(400, "Bad request", detail)
-        start, refused = asked.start, asked.refused is not None
-        if route.with_.mode == "snapshot" and not request.query_params.get("from"):
-            start = replace(start, snapshot=True)
         if page is not None:
             start = replace(start, count=None, credit=start.count or page)
         if log.isEnabledFor(logging.DEBUG):
@@ -135,15 +130,38 @@ class Routes:
             start = replace(start, token=None)
             return await self._subscribe(match, view, start, wire, refused=True)
 
-    async def view(self, match: Match, request: HTTPConnection) -> View:
-        """What a request looks at. Raises RequestError and UnknownTopic; KafkaError where its
-        path has a pattern and no broker says which topics there are."""
-        return await self._views.of(
-            match.route, match.params, query.pairs(request), granted=match.granted
-        )
+    async def go_on(self, match: Match, asked: Query, wire: Wire, after: Handover) -> Client:
+        """A client in the place of another: from where that one stood; among topics of which it
+        read none, from where the query says. Raises as `open`."""
+        view, told = await self.view(match, asked), {"lastEventId": ""}
+        if not after.topics.isdisjoint(view.topics):
+            told["lastEventId"] = after.position.decode()
+        start, _ = self._start(match.route, view, request_of("/", over(asked, told)))
+        start = replace(start, count=after.records, credit=after.credit)
+        return await self._subscribe(match, view, start, wire, refused=False, after=after)
+
+    def _start(self, route: Route, view: View, request: HTTPConnection) -> tuple[Start, bool]:
+        """Where a request wants to begin and end; did it bring a token that could not be read?"""
+        asked = query.asked(request, default=self._default(view), history=route.with_.history)
+        start = asked.start
+        if route.with_.mode == "snapshot" and not request.query_params.get("from"):
+            start = replace(start, snapshot=True)
+        return start, asked.refused is not None
+
+    async def view(self, match: Match, asked: Query) -> View:
+        """What a request with this query looks at. Raises RequestError and UnknownTopic;
+        KafkaError where its path has a pattern and no broker says which topics there are."""
+        return await self._views.of(match.route, match.params, asked, granted=match.granted)
 
     async def _subscribe(
-        self, match: Match, view: View, start: Start, wire: Wire, *, refused: bool
+        self,
+        match: Match,
+        view: View,
+        start: Start,
+        wire: Wire,
+        *,
+        refused: bool,
+        after: Handover | None = None,
     ) -> Client:
         with_ = match.route.with_
         client = await self.hub.subscribe(
@@ -155,10 +173,17 @@ class Routes:
             lifetime=spread(with_.max_lifetime),
             expires=match.granted.expires,
             refused=refused,
+            after=after,
             route=name_of(match.route),
+            rate=with_.max_rate,
         )
         note(stream=client.number)
         return client
+
+    def challenge(self, guard: str) -> float | None:
+        """Seconds before its grants are over that a guard wants a new token; None if it takes
+        none."""
+        return getattr(self.settings.guards.get(guard), "challenge", None)
 
     def _default(self, view: View) -> Literal["live", "earliest"]:
         """`defaultOffset`: historical only if every topic of the view is."""

@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from ..errors import GatewayError, RequestError
+from ..hub.client import Handover
 from . import problems
 from .access import Granted
 from .caller import Caller
@@ -40,11 +41,12 @@ class Session(Conversation):
     """
 
     __slots__ = (
-        "_closing", "_leaving", "_own", "_place", "_produces", "_streams", "_token", "caller",
-        "routes",
+        "_challenged", "_closing", "_leaving", "_own", "_place", "_produces", "_streams",
+        "_token", "caller", "routes",
     )  # fmt: skip
 
     # `_own`:     the stream of a route's own path.
+    # `_challenged`: the expiry for which a new token was asked for: many streams have the same.
     # `_closing`: what to close with once the records under way are answered.
 
     def __init__(self, routes: Routes, caller: Caller, token: str | None, place: Place) -> None:
@@ -57,15 +59,16 @@ class Session(Conversation):
         self._streams: dict[str | None, Subscribed] = {}
         self._leaving = False
         self._closing: tuple[int, str] | None = None
+        self._challenged = 0.0
         self._place = place
 
-    def start(self, socket: Socket, match: Match | None, path: str, query: Query) -> None:
+    def start(self, socket: Socket, match: Match | None, query: Query) -> None:
         """match: of the stream of a route's own path, which is `open`ed then; None on MULTIPLEX."""
         self.socket = socket
         hub = self.routes.hub
         hub.leaving.add(self._leave)
         if match is not None:
-            self._own = self._streams[None] = Subscribed(self, None, match, path, query, alone=True)
+            self._own = self._streams[None] = Subscribed(self, None, match, query, alone=True)
         if hub.draining:  # since the handshake
             self._leave()
 
@@ -139,7 +142,7 @@ class Session(Conversation):
             if not self._streams:
                 self._close(TRY_AGAIN, "busy; come back")
             return
-        stream = self._streams[said.id] = Subscribed(self, said.id, match, path, query)
+        stream = self._streams[said.id] = Subscribed(self, said.id, match, query)
         self.do(self._open(stream))
 
     async def _change(self, said: Change) -> None:
@@ -180,19 +183,28 @@ class Session(Conversation):
 
     # the hall of its streams
 
-    def reopen(self, stream: Subscribed) -> None:
-        self.do(self._open(stream, changed=True))
+    def challenge(self, guard: str, expires: float) -> None:
+        if expires != self._challenged:
+            self._challenged = expires
+            self.answer("challenge", guard=guard, expires=expires)
+
+    def reopen(self, stream: Subscribed, after: Handover) -> None:
+        self.do(self._open(stream, after=after))
 
     async def _open(
-        self, stream: Subscribed, request: HTTPConnection | None = None, *, changed: bool = False
+        self,
+        stream: Subscribed,
+        request: HTTPConnection | None = None,
+        *,
+        after: Handover | None = None,
     ) -> None:
         try:
-            await stream.open(request, changed=changed)
+            await stream.open(request, after=after)
         except (GatewayError, HTTPException) as exc:
             self.error(stream.label, exc)
             self._end(stream, TRY_AGAIN if problems.status(exc) == 503 else POLICY)
         except Exception as exc:
-            log.exception("the stream of %s failed", stream.path)
+            log.exception("the stream of %s failed", stream.match.path)
             self.error(stream.label, exc)
             self._end(stream, FAILED)
 
@@ -200,6 +212,7 @@ class Session(Conversation):
         self._end(stream, RESTART if self.routes.hub.draining else NORMAL)
 
     def _end(self, stream: Subscribed, code: int) -> None:
+        stream.close()
         self._streams.pop(stream.label, None)
         if self._own is not None:
             self._close(code, stream.reason)
@@ -219,7 +232,7 @@ class Session(Conversation):
         self.do(self._write(self._produces, said))
 
     async def _write(self, produces: Produces, said: Produce) -> None:
-        path = self._own.path if self._own is not None else said.path
+        path = self._own.match.path if self._own is not None else said.path
         try:
             told = await produces.write(said, path, self._token)
             self.answer("produced", said.id, **told)

@@ -14,12 +14,12 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AccessDenied, KafkaError, UnknownTopic
-from ..hub.client import Client
 from ..hub.encoder import Sse, control
 from ..wire import sse
 from . import query
 from .direct import Answer, answered, framed
 from .encoding import encoded
+from .lasting import HttpStream
 from .routes import Match, Routes
 
 HEADERS = {
@@ -63,9 +63,9 @@ async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     """The stream, once BEGIN is due. Raises RequestError, TokenError and KafkaError."""
     events, coding = encoded(EVENTS, match.route, request)
     wire, headers = framed(events, request.scope), HEADERS | coding
-    opened = partial(routes.open, match, request)
+    opened = partial(HttpStream.open, routes, match, request)
     try:
-        client = await opened(wire)
+        stream = await opened(wire)
     except (UnknownTopic, AccessDenied):
         raise
     except KafkaError:
@@ -73,14 +73,14 @@ async def respond(routes: Routes, match: Match, request: Request) -> Answer:
             return unavailable("kafka-unavailable")
         raise
     if request.method == "HEAD":
-        client.close()
+        stream.close()
         return Response(headers=HEADERS, media_type="text/event-stream")
 
-    def plain(client: Client) -> Answer:
-        return StreamResponse(client.stream(), client.close, headers)
+    def plain(stream: HttpStream) -> Answer:
+        return StreamResponse(stream.stream(), stream.close, headers)
 
     typed = {**headers, "Content-Type": MEDIA_TYPE}
-    return await answered(client, wire, opened, plain, typed)
+    return await answered(stream, wire, opened, plain, typed)
 
 
 def unavailable(reason: str, after: float | None = None) -> Response:

@@ -12,13 +12,12 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import GatewayError, GuardUnavailable
-from . import ndjson, query, sse, websocket
+from . import exchange, ndjson, query, sse, websocket
 from .direct import Answer
 from .limits import Busy
 from .problems import problem
+from .renewal import Renewals, name_in
 from .routes import Match, Routes
-
-ALLOW = {"Allow": "GET, HEAD, OPTIONS"}
 
 
 class Streams:
@@ -30,9 +29,12 @@ class Streams:
     app:   serves the pages. pages: its routes, none with parameters in its path.
     """
 
-    def __init__(self, app: ASGIApp, routes: Routes, pages: Sequence[BaseRoute]) -> None:
+    def __init__(
+        self, app: ASGIApp, routes: Routes, renewals: Renewals, pages: Sequence[BaseRoute]
+    ) -> None:
         self._app = app
         self._routes = routes
+        self._renewals = renewals
         self._pages = frozenset(page.path for page in pages if isinstance(page, Route))
         self._folders = tuple(f"{page.path}/" for page in pages if isinstance(page, Mount))
 
@@ -52,12 +54,16 @@ class Streams:
 
     async def _answer(self, request: Request, path: str) -> Answer:
         try:
-            match = self._routes.match(path)
-            if request.method in ("GET", "HEAD"):
-                return await self._respond(request, match)
+            name = name_in(path) if request.method == "POST" else None
+            if name is not None:
+                return await self._renewals.renew(name, request)
             if request.method == "OPTIONS":
-                return Response(status_code=204, headers=ALLOW)
-            raise HTTPException(405, headers=ALLOW)
+                return Response(status_code=204, headers={"Allow": self._routes.paths.allow(path)})
+            asked = "GET" if request.method == "HEAD" else request.method
+            match = self._routes.match(path, asked)
+            if match.route.with_.capability == "stream":
+                return await self._respond(request, match)
+            return await exchange.respond(self._routes, match, request)
         except (GatewayError, HTTPException) as exc:
             return problem(exc, request.url.path)
 

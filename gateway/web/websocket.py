@@ -63,11 +63,11 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
     socket: Socket | None = None if take is None else take(session)
     query = pairs(connection)
     if socket is not None:
-        session.start(socket, match, path, query)
+        session.start(socket, match, query)
         await session.open(connection)
         return
     carried = AsgiSocket(session, receive, send)
-    session.start(carried, match, path, query)
+    session.start(carried, match, query)
     session.do(session.open(connection))
     await carried.run()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import time
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +13,8 @@ import httpx
 import pytest
 import pytest_asyncio
 from support.brokers import embedded_kafka
+from support.clients.raw import RawClient
+from support.clients.wires import WIRES, Wire, over
 from support.gateways import Gateway, config_for, running_gateway
 from support.issuer import AUDIENCE, NAME, Issuer
 from support.multiplex import Multiplex
@@ -26,9 +31,14 @@ WITHIN = 60.0
 
 @pytest_asyncio.fixture
 async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+    async with running_gateway(config_of(kafka)) as running:
+        yield running
+
+
+def config_of(kafka: EmbeddedKafka) -> dict[str, Any]:
     guard = {
         "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": ISSUER.jwks,
-        "attributes": {"tenant": "tenant"},
+        "attributes": {"tenant": "tenant"}, "challenge": "24h",
     }  # fmt: skip
     own = [{"key": "${guarded['login'].attributes.tenant}"}]
     route = {
@@ -36,9 +46,7 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
         "guarded": {"login": []},
         "with": {"topic": "orders", "filters": own, "format": "envelope"},
     }
-    config = config_for(kafka.bootstrap, ["orders"], [route], guards={"login": guard})
-    async with running_gateway(config) as running:
-        yield running
+    return config_for(kafka.bootstrap, ["orders"], [route], guards={"login": guard})
 
 
 def bearer(**claims: Any) -> dict[str, str]:
@@ -107,3 +115,141 @@ async def test_what_a_new_token_shows_comes_from_where_the_old_one_stood(
         assert seen[:5] == [(n, "a") for n in range(5)]
         assert seen[-5:] == [(n, "b") for n in range(15, 20)]
         assert seen == sorted(set(seen)) and {key for _, key in seen[5:]} == {"b"}
+
+
+# over HTTP
+
+
+class Gunzip:
+    """Before another parser; as strict as it can be: the sum at the end is that of all."""
+
+    def __init__(self, behind: Any) -> None:
+        self._behind = behind
+        self._inflating = zlib.decompressobj(31)
+
+    def feed(self, data: bytes) -> Any:
+        return self._behind.feed(self._inflating.decompress(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._behind, name)
+
+
+class Gunzipping(RawClient):
+    def parser(self) -> Any:
+        return Gunzip(super().parser())
+
+
+HTTP = pytest.mark.parametrize("wire", ["sse", "ndjson"])
+
+
+async def renew(gateway: Gateway, client: RawClient, at: int = 0, **claims: Any) -> int:
+    """Answer a challenge; the status of the answer."""
+    await client.wait(lambda _: len(challenges(client)) > at)
+    asked = challenges(client)[at]
+    async with httpx.AsyncClient(timeout=WITHIN, headers=bearer(**claims)) as http:
+        return (await http.post(gateway.base_url + asked["url"])).status_code
+
+
+def challenges(client: RawClient) -> list[dict[str, Any]]:
+    return [json.loads(each["data"]) for each in client.events if each["event"] == "challenge"]
+
+
+def begins(client: RawClient) -> list[dict[str, Any]]:
+    return [json.loads(each["data"]) for each in client.events if each["event"] == "begin"]
+
+
+def seen(client: RawClient) -> list[tuple[int, str]]:
+    """Offsets, from its first one on, and keys of its records."""
+    told = [json.loads(each["data"]) for each in client.events if each["event"] == "message"]
+    return [(record["offset"] - told[0]["offset"], record["key"]) for record in told]
+
+
+@HTTP
+async def test_a_stream_goes_on_with_a_token_that_is_posted_and_ends_with_that_one(
+    gateway: Gateway, oracle: Oracle, wire: Wire
+):
+    first, then = time.time() + 2 * SOON, time.time() + 4 * SOON
+    url = f"{gateway.base_url}/mine"
+    async with over(wire, RawClient)(url, headers=bearer(exp=first)) as client:
+        assert await renew(gateway, client, exp=then) == 204
+        (asked, *_) = challenges(client)
+        assert asked["guard"] == "login" and int(asked["expires"]) == int(first)
+        await oracle.produce("orders", 1, key=b"a")
+        await client.wait(lambda _: any(each["event"] == "end" for each in client.events))
+        assert json.loads(client.events[-1]["data"])["reason"] == "token-expired"
+        assert time.time() >= int(then)
+        assert len(begins(client)) == 1 and seen(client) == [(0, "a")]
+
+
+@HTTP
+@pytest.mark.parametrize("gzip", [False, True])
+async def test_what_a_posted_token_shows_comes_on_the_same_stream_from_where_it_stood(
+    gateway: Gateway, oracle: Oracle, wire: Wire, gzip: bool
+):
+    headers = bearer(exp=time.time() + 600) | ({"Accept-Encoding": "gzip"} if gzip else {})
+    kind = type("one", (Gunzipping, WIRES[wire]) if gzip else (WIRES[wire],), {})
+    async with kind(f"{gateway.base_url}/mine", headers=headers) as client:
+        await client.wait(lambda _: begins(client))
+        await oracle.produce("orders", 5, key=b"a")
+        await oracle.produce("orders", 5, key=b"b")
+        await client.wait(lambda _: len(seen(client)) == 5)
+        # the challenge of a day before expiry is due at once
+        assert await renew(gateway, client, tenant="b", exp=time.time() + 3 * SOON) == 204
+        await client.wait(lambda _: len(begins(client)) == 2)
+        told = begins(client)[1]
+        assert told["changed"] is True and told["view"] == "changed"
+        await oracle.produce("orders", 5, key=b"a")
+        await oracle.produce("orders", 5, key=b"b")
+        await client.wait(lambda _: seen(client)[-1:] == [(19, "b")])
+        assert seen(client)[:5] == [(n, "a") for n in range(5)]
+        assert {key for _, key in seen(client)[5:]} == {"b"}
+        assert seen(client) == sorted(set(seen(client)))
+        # and an end that strict readers of gzip take for whole
+        await client.wait(lambda _: any(each["event"] == "end" for each in client.events))
+        assert len(client.responses) == 1
+        if gzip:
+            assert zlib.decompress(client.wire, 31).count(b"token-expired") == 1
+
+
+@HTTP
+async def test_who_posts_for_another_or_for_nothing_renews_nothing(gateway: Gateway, wire: Wire):
+    url = f"{gateway.base_url}/mine"
+    async with over(wire, RawClient)(url, headers=bearer(exp=time.time() + 600)) as client:
+        assert await renew(gateway, client, sub="eve") == 403
+        assert await renew(gateway, client, exp=time.time() - 1) == 401
+        async with httpx.AsyncClient(timeout=WITHIN, headers=bearer()) as http:
+            gone = await http.post(f"{gateway.base_url}/streams/nothing/token")
+            assert gone.status_code == 404 and "connect again" in gone.json()["detail"]
+        assert await renew(gateway, client) == 204
+
+
+async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: Gateway):
+    headers = bearer(exp=time.time() + 600)
+    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
+        for name in ("one", "two"):
+            await socket.subscribe(name, "/mine")
+        await socket.wait(lambda: any(each["type"] == "challenge" for each in socket.said))
+        await socket.say("ping", id="after")
+        await socket.next("after", "pong")
+        asked = [each for each in socket.said if each["type"] == "challenge"]
+        assert len(asked) == 1 and asked[0]["guard"] == "login" and "url" not in asked[0]
+
+
+async def test_any_worker_renews(kafka: EmbeddedKafka, oracle: Oracle):
+    config = config_of(kafka) | {}
+    config["listen"] |= {"workers": 3}
+    async with running_gateway(config) as gateway, contextlib.AsyncExitStack() as stack:
+        url = f"{gateway.base_url}/mine"
+        clients = [
+            await stack.enter_async_context(RawClient(url, headers=bearer(exp=time.time() + 600)))
+            for _ in range(6)
+        ]
+        for client in clients:
+            await client.wait(lambda _, client=client: begins(client))
+            for _ in range(3):
+                # each post is a connection of its own, and so comes to any of them
+                assert await renew(gateway, client) == 204
+        await oracle.produce("orders", 1, key=b"a")
+        for client in clients:
+            await client.wait(lambda _, client=client: seen(client) == [(0, "a")])
+            assert len(begins(client)) == 1

@@ -19,7 +19,7 @@ from gateway.core.record import Gap, Ready, Reason, Record, Skip, TopicPartition
 from gateway.core.token import seal
 from gateway.formats import format_for
 from gateway.hub.client import Client
-from gateway.hub.messages import BATCH, CHANGED, WebSocket
+from gateway.hub.messages import BATCH, WebSocket
 from gateway.wire.websocket import deflated
 
 TP = TopicPartition("orders", 7)
@@ -150,22 +150,9 @@ async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(
         assert len(made) == n - 1
 
 
-@pytest.mark.parametrize("changed", [False, True])
-def test_begin_says_where_it_begins_and_whether_it_goes_on(changed: bool):
-    (begin,) = told(WebSocket("a", False, changed).begin({"topics": []}, b"t", refused=False))
-    assert begin == {
-        "type": "begin", "id": "a", "topics": [], "position": "t",
-        **({"changed": True} if changed else {}),
-    }  # fmt: skip
-
-
-def test_a_change_ends_nothing_for_the_client():
-    assert LABELLED.end(CHANGED, b"t") == b""
+def test_begin_says_where_it_begins_and_end_why():
+    (begin,) = told(LABELLED.begin({"topics": []}, b"t", refused=False))
+    assert begin == {"type": "begin", "id": "a", "topics": [], "position": "t"}
     assert told(LABELLED.end("until", b"t")) == [
         {"type": "end", "id": "a", "reason": "until", "position": "t"}
     ]
-
-
-def test_equal_wires_share_a_channel_whoever_changed():
-    assert WebSocket("a", False, True) == WebSocket("a") != WebSocket("b")
-    assert hash(WebSocket("a", False, True)) == hash(WebSocket("a"))

@@ -413,7 +413,7 @@ BEGIN = {
 WIRES: dict[str, list[Wire]] = {
     "sse": [Sse()],
     "ndjson": [Ndjson(), Ndjson(positions=True)],
-    "websocket.send": [WebSocket(), WebSocket("a", changed=True)],
+    "websocket.send": [WebSocket(), WebSocket("a")],
 }
 
 

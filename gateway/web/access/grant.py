@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 
 @lru_cache(4096)
@@ -77,6 +78,18 @@ class Granted(Mapping[str, Grant]):
     def __or__(self, other: Granted) -> Granted:
         """Both; where both know a guard, what this one says of it."""
         return Granted((*self._grants, *[each for each in other._grants if each.guard not in self]))
+
+    def told(self) -> list[Any]:
+        """As JSON, for another process of this gateway."""
+        return [
+            [*each.subject, sorted(each.roles), dict(each.attributes), each.expires]
+            for each in self._grants
+        ]
+
+    @classmethod
+    def of(cls, told: Iterable[Any]) -> Granted:
+        """What another process `told`."""
+        return cls([Grant(g, i, frozenset(r), a, e) for g, i, r, a, e in told])
 
     @property
     def identity(self) -> str | None:
