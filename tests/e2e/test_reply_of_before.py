@@ -1,0 +1,54 @@
+"""The reply to a request that did not wait, asked of whoever is there: of a worker that never heard
+of it, and of a gateway that was started later. On a real broker, which finds records by time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from support.brokers import Broker
+from support.gateways import Gateway, config_for, running_gateway
+from support.service import running_service
+from support.workers import running_workers
+
+WITHIN = 60.0
+
+
+def config(kafka: Broker, requests: str, replies: str) -> dict[str, Any]:
+    with_ = {
+        "capability": "produce", "topic": requests, "replyTo": replies,
+        "async": {"location": "/later/${correlationId}"},
+    }  # fmt: skip
+    routes = [{"when": [{"path": "/ask"}], "with": with_}]
+    return config_for(kafka.servers, [requests, replies], routes)
+
+
+async def asked(gateway: Gateway, location: str) -> tuple[int, str]:
+    """By a connection of its own."""
+    async with httpx.AsyncClient(
+        base_url=gateway.base_url, trust_env=False, timeout=2 * WITHIN
+    ) as http:
+        answer = await http.get(location, headers={"Prefer": "wait=60"})
+        return answer.status_code, answer.text
+
+
+async def test_any_worker_knows_a_reply_also_one_that_was_not_there(
+    kafka: Broker, topic: Callable[..., str]
+):
+    made = config(kafka, topic(2), topic(2))
+    requests, replies = (each["name"] for each in made["kafka"]["topics"])
+    async with running_service([kafka.servers], requests) as service:
+        async with running_workers(made) as gateway:
+            async with httpx.AsyncClient(
+                base_url=gateway.base_url, trust_env=False, timeout=WITHIN
+            ) as http:
+                later = {"Prefer": "respond-async"}
+                answer = await http.post("/ask", content=b"the result", headers=later)
+            location = answer.headers["location"]
+            answers = await asyncio.gather(*(asked(gateway, location) for _ in range(24)))
+            assert set(answers) == {(200, "the result")}
+        async with running_gateway(config(kafka, requests, replies)) as another:
+            assert await asked(another, location) == (200, "the result")
+        assert len(service.seen) == 1

@@ -1,0 +1,273 @@
+"""Requests that a service behind Kafka answers: each hears its own reply, or why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from support.brokers import embedded_kafka
+from support.gateways import Gateway, config_for, running_gateway
+from support.scrape import scraped
+from support.service import CORRELATION_ID, REPLY_TO, Service, running_service
+from support.until import until
+from support.workers import running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+of_module: Any = {"scope": "module", "loop_scope": "module"}
+
+kafka = embedded_kafka({"requests": 3, "replies": 2})
+
+WITHIN = 60.0
+MANY = 1000
+TOPICS = ["requests", "replies"]
+SILENT, HOLD = b'{"silent": true}', b'{"hold": true}'
+ASYNC = {"Prefer": "respond-async"}
+GUARDS = {
+    "dev": {
+        "type": "inline",
+        "credentials": {"headers": {"authorization": "Bearer {credentials}"}},
+        "users": {"ada": {"token": "of-ada"}, "bob": {"token": "of-bob"}},
+    }
+}
+
+
+def asking(path: str, **options: Any) -> dict[str, Any]:
+    with_ = {"capability": "produce", "topic": "requests", "replyTo": "replies", **options}
+    return {"when": [{"path": path}], "with": with_}
+
+
+LATER = {"async": {"location": "/later/${params.id}/${correlationId}"}}
+ROUTES = [
+    asking("/ask"),
+    asking("/ask/{id}", key="${params.id}", timeout="60s"),
+    asking("/brief", timeout="300ms"),
+    asking("/later/{id}", **LATER),
+    asking("/named", correlation={"replyTo": "answer-to", "correlationId": "number"},
+           timeout="300ms"),
+    {**asking("/mine/{id}", **{"async": {"location": "/mine/${params.id}/of/${correlationId}"}}),
+     "guarded": {"dev": []}},
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture(**of_module)
+async def service(kafka: EmbeddedKafka) -> AsyncIterator[Service]:
+    async with running_service(kafka.bootstrap, "requests") as running:
+        yield running
+
+
+@pytest_asyncio.fixture(**of_module)
+async def gateway(kafka: EmbeddedKafka, service: Service) -> AsyncIterator[Gateway]:
+    config = config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
+    async with running_gateway(config) as running:
+        yield running
+
+
+@asynccontextmanager
+async def browsing(gateway: Gateway, **headers: str) -> AsyncIterator[httpx.AsyncClient]:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        base_url=gateway.base_url, trust_env=False, timeout=WITHIN, limits=limits, headers=headers
+    ) as http:
+        yield http
+
+
+async def outcomes(gateway: Gateway) -> dict[str, float]:
+    scrape = await scraped(gateway)
+    words = ("answered", "timeout", "left", "late")
+    return {
+        word: scrape["gateway_replies_total", {"topic": "replies", "outcome": word}]
+        for word in words
+    }
+
+
+async def grown(gateway: Gateway, before: dict[str, float], **by: float) -> None:
+    """Until so many more are counted; nothing else is."""
+    wanted = {word: count + by.get(word, 0.0) for word, count in before.items()}
+    async with asyncio.timeout(WITHIN):
+        while (found := await outcomes(gateway)) != wanted:
+            assert all(found[word] <= wanted[word] for word in wanted), (found, wanted)
+            await asyncio.sleep(0.05)
+
+
+def saying(body: str, **headers: str) -> bytes:
+    """A request that is answered so."""
+    told = {name.replace("_", "-"): text for name, text in headers.items()}
+    status = told.pop("status", None)
+    return json.dumps(
+        {"body": body, "headers": {**told, **({":status": status} if status else {})}}
+    ).encode()
+
+
+async def test_a_request_is_answered_with_its_reply(gateway: Gateway, service: Service):
+    async with browsing(gateway) as http:
+        body = saying("<p>", content_type="text/html", status="404", x_one="1", connection="close",
+                      set_cookie="a=b", transfer_encoding="x", zilla_secret="s")  # fmt: skip
+        body = body.replace(b"zilla-secret", b"zilla:secret")
+        answer = await http.post("/ask/7?token=s", content=body, headers={"Content-Type": "a/b"})
+        assert (answer.status_code, answer.text) == (404, "<p>")
+        told = answer.headers
+        assert (told["content-type"], told["x-one"], told["set-cookie"]) == (
+            "text/html",
+            "1",
+            "a=b",
+        )
+        assert told["content-security-policy"] == "default-src 'none'; sandbox"
+        assert (told["x-content-type-options"], told["cache-control"]) == ("nosniff", "no-store")
+        assert not {CORRELATION_ID, "zilla:secret", "transfer-encoding"} & set(told)
+        request = next(each for each in service.seen if each.value == body)
+        assert request.key == b"7"
+        names = [name for name, _ in request.headers]
+        assert names == ["content-type", ":method", ":path", REPLY_TO, CORRELATION_ID]
+        assert (request.header(":method"), request.header(":path")) == (b"POST", b"/ask/7")
+        assert request.header(REPLY_TO) == b"replies"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(saying("", status="204"), 204), (saying("no"), 200), (saying("", status="99"), 502)],
+)
+async def test_the_status_is_that_of_the_reply(gateway: Gateway, body: bytes, status: int):
+    async with browsing(gateway) as http:
+        answer = await http.post("/ask", content=body)
+        assert answer.status_code == status
+        assert "content-type" in answer.headers or status == 204
+
+
+async def test_one_without_a_reply_ends_in_time_and_a_late_reply_is_dropped_and_counted(
+    gateway: Gateway, service: Service
+):
+    before = await outcomes(gateway)
+    async with browsing(gateway) as http:
+        answer = await http.post("/brief", content=HOLD)
+        assert (answer.status_code, answer.json()["title"]) == (504, "No reply in time")
+        await until(lambda: service.held, "the request", WITHIN)
+        await grown(gateway, before, timeout=1)
+        await service.release()
+        await grown(gateway, before, timeout=1, late=1)
+        waits = {"Prefer": "wait=0"}
+        assert (await http.post("/ask/1", content=SILENT, headers=waits)).status_code == 504
+
+
+async def test_one_whose_client_went_away_is_counted(gateway: Gateway, service: Service):
+    before = await outcomes(gateway)
+    async with browsing(gateway) as http:
+        asked = asyncio.create_task(http.post("/ask/1", content=HOLD))
+        await until(lambda: service.held, "the request", WITHIN)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+    await grown(gateway, before, left=1)
+    await service.release()
+    await grown(gateway, before, left=1, late=1)
+
+
+async def test_tried_again_it_is_asked_once_and_answered_all_the_same(
+    gateway: Gateway, service: Service
+):
+    key = {"Idempotency-Key": "once"}
+    async with browsing(gateway) as http, browsing(gateway) as other:
+        assert (await http.post("/brief", content=HOLD, headers=key)).status_code == 504
+        await until(lambda: service.held, "the request", WITHIN)
+        seen = len(service.seen)
+        await service.release()
+        async with asyncio.timeout(WITHIN):
+            while True:
+                answer = await other.post("/brief", content=HOLD, headers=key)
+                if answer.status_code == 200:
+                    break
+                assert answer.status_code == 504
+        assert answer.content == HOLD
+        both = await asyncio.gather(
+            *(each.post("/brief", content=HOLD, headers=key) for each in (http, other))
+        )
+        assert [each.content for each in both] == [HOLD, HOLD]
+        mistake = await http.post("/brief", content=b"another", headers=key)
+        assert mistake.status_code == 422
+        assert len(service.seen) == seen
+
+
+async def test_a_reply_is_asked_for_later(gateway: Gateway, service: Service):
+    async with browsing(gateway) as http:
+        answer = await http.post("/later/a%2Fb", content=HOLD, headers=ASYNC)
+        assert (answer.status_code, answer.json()["topic"]) == (202, "requests")
+        assert answer.headers["preference-applied"] == "respond-async"
+        location = answer.headers["location"]
+        assert location.startswith("/later/a%2Fb/")
+        again = await http.get(location)
+        assert (again.status_code, again.headers["location"]) == (202, location)
+        assert int(again.headers["retry-after"]) >= 1
+        waiting = asyncio.create_task(http.get(location, headers={"Prefer": "wait=60"}))
+        await until(lambda: service.held, "the request", WITHIN)
+        await service.release()
+        for answer in (await waiting, await http.get(location), await http.get(location)):
+            assert (answer.status_code, answer.content) == (200, HOLD)
+        at_once = {"Prefer": "respond-async, wait=60"}
+        assert (await http.post("/later/1", content=b"now", headers=at_once)).text == "now"
+        assert (await http.post(location)).status_code == 405
+
+
+async def test_nobody_is_told_the_reply_of_another(gateway: Gateway):
+    async with (
+        browsing(gateway, authorization="Bearer of-ada") as ada,
+        browsing(gateway, authorization="Bearer of-bob") as bob,
+        browsing(gateway) as nobody,
+    ):
+        answer = await ada.post("/mine/1", content=b"secret", headers=ASYNC)
+        location = answer.headers["location"]
+        assert (await nobody.get(location)).status_code == 401
+        assert (await bob.get(location, headers={"Prefer": "wait=1"})).status_code == 404
+        own = await ada.get(location, headers={"Prefer": "wait=60"})
+        assert own.text == "secret"
+        assert (await ada.get("/mine/1/of/unknown")).status_code == 404
+        old = location.rpartition(".")[0].replace("/of/", "/of/") + ".1"
+        assert (await ada.get(old)).status_code == 200  # kept all the same
+        gone = old.replace(old.rpartition("/")[2][:8], "00000000", 1)
+        assert (await ada.get(gone)).status_code == 410
+        same = {"Idempotency-Key": "of-both"}
+        assert (await ada.post("/mine/1", content=b"1", headers=same)).status_code == 200
+        assert (await bob.post("/mine/1", content=b"1", headers=same)).status_code == 422
+
+
+async def test_the_names_of_the_headers_are_the_routes(gateway: Gateway, service: Service):
+    async with browsing(gateway) as http:
+        assert (await http.post("/named", content=SILENT)).status_code == 504
+        await until(lambda: any(each.header("number") for each in service.seen), within=WITHIN)
+        request = next(each for each in service.seen if each.header("number"))
+        assert request.header("answer-to") == b"replies"
+
+
+async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: Gateway):
+    from websockets.asyncio.client import connect
+
+    url = gateway.base_url.replace("http", "ws", 1) + "/ws"
+    async with connect(url, proxy=None) as ws, asyncio.timeout(WITHIN):
+        await ws.send('{"type": "produce", "id": "1", "path": "/ask", "value": "v"}')
+        assert json.loads(await ws.recv())["code"] == "forbidden"
+
+
+# Three workers: each reads the replies, and finds its own.
+
+
+@pytest_asyncio.fixture(**of_module)
+async def three(kafka: EmbeddedKafka, service: Service) -> AsyncIterator[Gateway]:
+    config = config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
+    async with running_workers(config) as running:
+        yield running
+
+
+async def test_a_thousand_at_once_each_hear_their_own_reply(three: Gateway):
+    before = await outcomes(three)
+    async with browsing(three) as http:
+        answers = await asyncio.gather(
+            *(http.post(f"/ask/{n}", content=b"of %d" % n) for n in range(MANY))
+        )
+    assert {each.status_code for each in answers} == {200}
+    assert [each.text for each in answers] == [f"of {n}" for n in range(MANY)]
+    await grown(three, before, answered=MANY)
