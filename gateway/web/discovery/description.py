@@ -18,6 +18,7 @@ from ...config import Route, Settings
 from ...config.path import PathPattern
 from ...config.template import Template
 from ...config.units import show_duration
+from .exchanges import exchanges
 from .ways import Way, schemes
 
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
@@ -259,5 +260,7 @@ def description(settings: Settings, base: str) -> dict[str, Any]:
         "types": f"{base}/gateway.d.ts",
     }
     told: dict[str, Any] = {"name": settings.name, "version": __version__}
-    told |= {} if found else {"hint": NO_ROUTES}
-    return told | {"streams": [each.as_json(base) for each in found], "links": links}
+    told |= {} if settings.routes else {"hint": NO_ROUTES}
+    requests = [each.as_json(base) for each in exchanges(settings)]
+    told |= {"streams": [each.as_json(base) for each in found]}
+    return told | ({"requests": requests} if requests else {}) | {"links": links}

@@ -10,6 +10,7 @@ from string import Template
 from ... import __version__
 from ...config import Settings
 from .description import NO_ROUTES, Example, Parameter, Stream, streams
+from .exchanges import Exchange, exchanges
 
 SEARCH_FROM = 7  # streams, of which a screen no longer shows all
 
@@ -22,13 +23,30 @@ def render(settings: Settings, base: str) -> str:
     """The whole page. base: the URL of the gateway as the client knows it."""
     found = [(path, stream) for stream in streams(settings) for path in stream.paths]
     cards = "".join(_card(n, path, stream, base) for n, (path, stream) in enumerate(found))
+    others = "".join(_other(each, base) for each in exchanges(settings))
+    none = f'<p class="empty">{escape(_sentence(NO_ROUTES))}.</p>'
     return _PAGE.substitute(
         name=escape(settings.name),
         version=escape(__version__),
         count=f"{len(found)} stream{'' if len(found) == 1 else 's'}",
         search="" if len(found) >= SEARCH_FROM else "hidden",
-        streams=cards or f'<p class="empty">{escape(_sentence(NO_ROUTES))}.</p>',
+        streams=cards + others or none,
     )
+
+
+def _other(exchange: Exchange, base: str) -> str:
+    """What is no stream: nothing to try here, but a line."""
+    name = escape(f"{exchange.method} {exchange.path}")
+    facts = [("topic", ", ".join(map(str, exchange.route.with_.sources))), ("does", exchange.does)]
+    if exchange.route.guarded:
+        facts.append(("guarded by", ", ".join(exchange.route.guarded)))
+    shown = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
+    return f"""
+<article class="exchange" aria-label="{name}">
+  <h2>{name}</h2>
+  <dl class="facts">{shown}</dl>
+  <ul class="lines"><li><span>HTTP</span><code>{escape(exchange.line(base))}</code></li></ul>
+</article>"""
 
 
 def _sentence(text: str) -> str:
