@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..config.producing import OWN, Correlation
 from ..config.route import With
-from ..errors import RequestError, StreamEnded
+from ..errors import RequestError
 from ..hub.writer import Produced
 from . import post
 from .media import SAFE, media_of
@@ -162,13 +162,7 @@ async def _reply(request: Request, coming: asyncio.Future[Reply], within: float)
         finally:
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
-    if not coming.done():
-        return None
-    try:
-        return coming.result()
-    except StreamEnded:
-        detail = "this gateway is about to end; repeat it with its Idempotency-Key"
-        raise RequestError(503, "Draining", detail, retry_after=1.0) from None
+    return coming.result() if coming.done() else None
 
 
 async def _gone(request: Request) -> None:

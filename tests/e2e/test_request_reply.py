@@ -252,6 +252,30 @@ async def test_a_route_with_replies_takes_nothing_over_websocket(gateway: Gatewa
         assert json.loads(await ws.recv())["code"] == "forbidden"
 
 
+async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
+    kafka: EmbeddedKafka, service: Service
+):
+    config = config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS)
+    key = {"Idempotency-Key": "over the end"}
+    async with running_gateway(config) as gateway:
+        async with browsing(gateway) as http:
+            asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
+            await until(lambda: service.held, "the request", WITHIN)
+            ended = asyncio.create_task(gateway.stop())
+            answer = await asked
+            assert (answer.status_code, answer.json()["title"]) == (503, "Draining")
+            assert int(answer.headers["retry-after"]) >= 1
+            assert await ended == 0
+        await gateway.start()
+        async with browsing(gateway) as http:
+            asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
+            async with asyncio.timeout(WITHIN):  # what this Kafka has by then is found by no time
+                while not (await scraped(gateway)).sum("gateway_clients", wire="program"):
+                    await asyncio.sleep(0.05)
+            await service.release()
+            assert (await asked).content == HOLD
+
+
 # Three workers: each reads the replies, and finds its own.
 
 
