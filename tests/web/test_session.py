@@ -15,6 +15,7 @@ from gateway.errors import RequestError
 from gateway.hub.client import Client
 from gateway.web.access import NOBODY, Granted
 from gateway.web.caller import Caller
+from gateway.web.opened import Openings
 from gateway.web.session import MOST_STREAMS, Session
 from gateway.wire.websocket import messages
 
@@ -23,6 +24,10 @@ class At(str):
     """A path, as what it leads to."""
 
     granted = NOBODY
+
+    @property
+    def path(self) -> str:
+        return self
 
 
 class Held:
@@ -51,6 +56,7 @@ class House:
         self.code = 0
         self.went_on = 0
         self.door = asyncio.Event()
+        self.openings = Openings()
         self.place = Held()
         self.session = Session(self, self._caller(), None, self.place)  # type: ignore[arg-type]
 
@@ -100,7 +106,7 @@ class House:
 @pytest.fixture
 async def house() -> House:
     made = House()
-    made.session.start(made, None, "/ws", [])  # type: ignore[arg-type]
+    made.session.start(made, None, [])  # type: ignore[arg-type]
     return made
 
 
@@ -183,7 +189,7 @@ async def test_a_drain_closes_at_once_where_nothing_runs_and_else_behind_the_las
     assert (house.code, house.sent[-1]["type"]) == (1012, "end")
 
     idle = House()
-    idle.session.start(idle, None, "/ws", [])  # type: ignore[arg-type]
+    idle.session.start(idle, None, [])  # type: ignore[arg-type]
     (leave,) = idle.leaving
     leave()
     assert idle.code == 1012
