@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import RequestError
+from ..errors import RequestError, StreamEnded
 from ..telemetry.about import note
 from . import latest, post, reply
 from .origin import origin_allowed
@@ -17,25 +17,35 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """A document, what became of a record, or a reply. Raises RequestError and KafkaError."""
     name = request.scope[ROUTE] = name_of(match.route)
     note(route=name)
-    writes = match.route.with_.capability == "produce" and not match.reply
-    if writes:
+    if match.route.with_.capability == "produce" and not match.reply:
         _mind_origin(routes, match, request)
     await routes.limits.arrive(request.scope)
     match = await routes.admit(match, request)
     leave = await routes.limits.enter(request.scope, match.granted)
     try:
         if routes.hub.draining:
-            detail = "this gateway is about to end; repeat it with its Idempotency-Key"
-            raise RequestError(503, "Draining", detail, retry_after=1.0)
-        if match.reply:
-            return await reply.later(routes, match, request)
-        if not writes:
-            return await latest.respond(routes, match, request)
-        if match.route.with_.reply_to is not None:
-            return await reply.ask(routes, match, request)
-        return await post.respond(routes, match, request)
+            raise _draining()
+        return await _answer(routes, match, request)
+    except StreamEnded:  # what it waits for comes by a stream
+        raise _draining() from None
     finally:
         leave()
+
+
+async def _answer(routes: Routes, match: Match, request: Request) -> Response:
+    with_ = match.route.with_
+    if match.reply:
+        return await reply.later(routes, match, request)
+    if with_.capability == "fetch":
+        return await latest.respond(routes, match, request)
+    if with_.reply_to is not None:
+        return await reply.ask(routes, match, request)
+    return await post.respond(routes, match, request)
+
+
+def _draining() -> RequestError:
+    detail = "this gateway is about to end; repeat it with its Idempotency-Key"
+    return RequestError(503, "Draining", detail, retry_after=1.0)
 
 
 def _mind_origin(routes: Routes, match: Match, request: Request) -> None:

@@ -270,7 +270,9 @@ async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
         async with browsing(gateway) as http:
             asked = asyncio.create_task(http.post("/ask/1", content=HOLD, headers=key))
             async with asyncio.timeout(WITHIN):  # what this Kafka has by then is found by no time
-                while not (await scraped(gateway)).sum("gateway_clients", wire="program"):
+                while True:
+                    if (await scraped(gateway)).sum("gateway_clients", wire="program"):
+                        break
                     await asyncio.sleep(0.05)
             await service.release()
             assert (await asked).content == HOLD
