@@ -348,7 +348,7 @@ def titles() -> Iterator[str]:
 def test_every_code_of_an_error_over_websocket_is_in_its_table():
     rows = table("WebSocket", 1)
     said = {code for row in rows for code in re.findall(r"`([a-z-]+)`", row[0])} - {"code", "error"}
-    real = {problems.code(RequestError(400, title, "")) for title in titles()} - {"foreign-origin"}
+    real = {problems.code(RequestError(400, title, "")) for title in titles()}
     others = {"access-denied", "kafka-unavailable", "position-refused", "unauthorized"}
     assert said == real | others | {"internal-error"}
     assert {"busy", "draining"} <= real

@@ -22,14 +22,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from ..api.gateway import Gateway
-from ..config import AccessControl, Settings
+from ..config import Settings
 from ..errors import ConfigError
 from . import assets, discovery, health
 from .access import Access, anyone
@@ -121,7 +120,7 @@ def create_app(
     renewals = Renewals(streams, bus)
     traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
     middleware = [
-        *traced, *cors(settings.listen.access_control),
+        *traced,
         Middleware(Streams, routes=streams, renewals=renewals, pages=routes)
     ]  # fmt: skip
     app = Application(
@@ -145,26 +144,6 @@ def refuse_unserved(settings: Settings) -> None:
                 problems.append(f"kafka.topics[{n}].{name}: {what}")
     if problems:
         raise ConfigError([f"{problem}; remove it" for problem in problems])
-
-
-def cors(access: AccessControl) -> list[Middleware]:
-    """CORS as configured; `last-event-id` is always allowed: libraries on fetch set it and are
-    preflighted for it (Fetch 4.8). Chromium's EventSource never is, however long its id."""
-    if access.policy == "same-origin":
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(access.allow.origins) or ["*"],
-            allow_methods=list(access.allow.methods) or ["*"],
-            allow_headers=[*access.allow.headers, "last-event-id"]
-            if access.allow.headers
-            else ["*"],
-            allow_credentials=access.allow.credentials,
-            expose_headers=list(access.expose.headers),
-            max_age=int(access.max_age),
-        )
-    ]
 
 
 class Folder(StaticFiles):

@@ -22,6 +22,9 @@ DIRECTORY = Path(__file__).parent / "js"
 TYPES = {"gateway.js": "text/javascript", "gateway.d.ts": "application/typescript"}
 
 
+PATHS = frozenset(f"/{name}" for name in TYPES)
+
+
 def routes() -> list[Route]:
     """`/gateway.js` and `/gateway.d.ts`."""
     return [Route(f"/{name}", _asset(DIRECTORY / name, kind)) for name, kind in TYPES.items()]

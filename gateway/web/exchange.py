@@ -57,7 +57,7 @@ def _mind_origin(routes: Routes, match: Match, request: Request) -> None:
         or headers.get("authorization", "")[:6].lower() == "basic "
         or any(getattr(guards[name], "type", "") == "x509" for name in match.route.guarded)
     )
-    access = routes.settings.listen.access_control
+    access = routes.access_control(match.route)
     if not origin_allowed(access, headers.get("origin"), headers.get("host", ""), cookies=unasked):
         detail = "pages of this origin may not write; see access-control"
         raise RequestError(403, "Foreign origin", detail)

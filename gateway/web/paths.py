@@ -53,6 +53,16 @@ class Paths:
             raise HTTPException(405, headers={"Allow": self.allow(path)})
         raise HTTPException(404)
 
+    def nearest(self, path: str, method: str) -> Route | None:
+        """The route that answers, or would to another method; None where there is none."""
+        found: Route | None = None
+        for served in self._served:
+            if served.pattern.match(path) is not None:
+                if served.method == method:
+                    return served.route
+                found = found or served.route
+        return found
+
     def allow(self, path: str) -> str:
         """What a path answers to, as `Allow` has it (RFC 9110 10.2.1). Raises HTTPException 404."""
         methods = [each.method for each in self._served if each.pattern.match(path) is not None]

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from starlette.requests import HTTPConnection
 
-from ..config import Route, Settings
+from ..config import AccessControl, Route, Settings
 from ..core.slow import SlowClient
 from ..errors import RequestError, TokenError
 from ..hub.client import Client, Handover
@@ -23,8 +23,10 @@ from ..telemetry.about import note
 from ..telemetry.redact import redacted
 from . import query
 from .access import NOBODY, Access, Granted, bearer
+from .cors import Cors
 from .limits import Limits
 from .opened import Openings
+from .origin import refuse_foreign
 from .paths import Found, Paths
 from .replies import Replying
 from .request import Query, over, request_of
@@ -66,6 +68,7 @@ class Routes:
         self._views = Views(hub, settings)
         self._told = False
         self.paths = Paths(settings.routes)
+        self.cors = Cors.of(settings)
         self.replying = Replying(hub)
 
     def match(self, path: str, method: str | None = None) -> Match:
@@ -91,6 +94,10 @@ class Routes:
                 self._told = True
             raise RequestError(503, "The gateway is not started", NOT_STARTED)
 
+    def access_control(self, route: Route) -> AccessControl:
+        """What pages of other sites may do: of a route, or of all."""
+        return route.access_control or self.settings.listen.access_control
+
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> Match:
@@ -98,6 +105,8 @@ class Routes:
 
         token: beats what the connection has.
         """
+        if connection.scope["type"] == "websocket":
+            refuse_foreign([self.access_control(match.route)], connection)
         token = token or bearer(connection)
         granted = await self._access(match.route, match.params, connection, token)
         return match._replace(granted=granted or NOBODY)

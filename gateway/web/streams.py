@@ -12,7 +12,8 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import GatewayError, GuardUnavailable
-from . import exchange, ndjson, query, sse, websocket
+from . import assets, exchange, ndjson, query, sse, websocket
+from .cors import Cors, Foreign, Policy, foreign, readable
 from .direct import Answer
 from .limits import Busy
 from .problems import problem
@@ -44,13 +45,35 @@ class Streams:
             return
         path = path_of(scope)
         plain = unquote(path) if "%" in path else path
-        if plain in self._pages or plain.startswith(self._folders):
+        page = plain in self._pages or plain.startswith(self._folders)
+        if self._routes.cors is not None and scope["type"] == "http":
+            asked = foreign(scope)
+            if asked is not None:
+                policy = self._policy(self._routes.cors, asked, path, page)
+                if asked.names is not None and policy.open:
+                    await self._preflight(policy, asked, path)(scope, receive, send)
+                    return
+                if policy.allows(asked.origin):
+                    send = readable(send, policy.headers(asked.origin))
+        if page:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await websocket.serve(self._routes, path, scope, receive, send)
         else:
             answer = await self._answer(Request(scope, receive), path)
             await answer(scope, receive, send)
+
+    def _policy(self, cors: Cors, asked: Foreign, path: str, page: bool) -> Policy:
+        if path in assets.PATHS or name_in(path) is not None:
+            return cors.shared(asked.origin)
+        method = "GET" if asked.method == "HEAD" else asked.method
+        return cors.policy(None if page else self._routes.paths.nearest(path, method))
+
+    def _preflight(self, policy: Policy, asked: Foreign, path: str) -> Response:
+        try:
+            return policy.preflight(asked.origin, asked.method, asked.names or "")
+        except HTTPException as exc:
+            return problem(exc, unquote(path))
 
     async def _answer(self, request: Request, path: str) -> Answer:
         try:

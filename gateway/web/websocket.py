@@ -20,7 +20,7 @@ from .access import NOBODY, bearer
 from .caller import Caller
 from .conversation import POLICY, TRY_AGAIN
 from .limits import Busy
-from .origin import origin_allowed
+from .origin import refuse_foreign
 from .outlet import TAKEOVER
 from .query import pairs
 from .routes import Routes
@@ -36,11 +36,12 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
     connection = HTTPConnection(scope)
     match = None
     try:
-        if not _origin_allowed(routes, connection):
-            raise RequestError(
-                403, "Foreign origin", "pages of this origin may not connect; see access-control"
-            )
         if path == MULTIPLEX:
+            refuse_foreign(
+                [routes.settings.listen.access_control]
+                + [routes.access_control(route) for route in routes.settings.routes],
+                connection,
+            )
             routes.must_run()
         else:
             match = routes.match(path)
@@ -96,13 +97,3 @@ async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send
         await response(scope, receive, send)
     else:
         await send({"type": "websocket.close", "code": POLICY, "reason": ""})
-
-
-def _origin_allowed(routes: Routes, connection: HTTPConnection) -> bool:
-    headers = connection.headers
-    return "origin" not in headers or origin_allowed(
-        routes.settings.listen.access_control,
-        headers["origin"],
-        headers.get("host", ""),
-        cookies="cookie" in headers,
-    )

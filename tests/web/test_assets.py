@@ -6,24 +6,25 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from support.clients.node_sse import SOURCE, installed
+from support.gateways import config_for
 
 import gateway
-from gateway.config import AccessControl
+from gateway.config import Settings
 from gateway.web import assets
-from gateway.web.app import cors
+from gateway.web.app import create_app
 
 MODULE = (assets.DIRECTORY / "gateway.js").read_text()
 TYPES = (assets.DIRECTORY / "gateway.d.ts").read_text()
 PACKAGE = json.loads((assets.DIRECTORY / "package.json").read_text())
 
 
-def client(access: AccessControl | None = None) -> httpx.AsyncClient:
-    app = Starlette(routes=assets.routes(), middleware=cors(access or AccessControl()))
+def client(**sections: Any) -> httpx.AsyncClient:
+    app = create_app(Settings.model_validate(config_for(["localhost:9092"], ["a"], **sections)))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 
@@ -67,9 +68,11 @@ async def test_a_page_of_another_origin_may_import_it_where_it_may_read_streams(
         "access-control-allow-origin"
         not in (await client().get("/gateway.js", headers=asked)).headers
     )
-    open_to_all = AccessControl(policy="cross-origin")
-    answer = await client(open_to_all).get("/gateway.js", headers=asked)
-    assert answer.headers["access-control-allow-origin"] == "*"
+    access = {"access-control": {"policy": "cross-origin"}}
+    reads = {"when": [{"path": "/a"}], "with": {"topic": "a"}}
+    for sections in ({"listen": access}, {"routes": [{**reads, **access}]}):
+        answer = await client(**sections).get("/gateway.js", headers=asked)
+        assert answer.headers["access-control-allow-origin"] == "*"
 
 
 def test_the_types_name_all_that_is_exported():
