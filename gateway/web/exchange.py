@@ -8,6 +8,7 @@ from starlette.responses import Response
 from ..errors import RequestError, StreamEnded
 from ..telemetry.about import note
 from . import latest, post, reply
+from .leaving import Left
 from .origin import origin_allowed
 from .routes import Match, Routes, name_of
 from .traced import ROUTE
@@ -26,6 +27,8 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
         if routes.hub.draining:
             raise _draining()
         return await _answer(routes, match, request)
+    except Left:
+        return Response(status_code=204)  # nobody hears it
     except StreamEnded:  # what it waits for comes by a stream
         raise _draining() from None
     finally:

@@ -23,6 +23,7 @@ from ..hub.resume import Start
 from ..hub.view import View
 from .document import names
 from .etag import tag_of
+from .leaving import while_there
 from .media import JSON, SAFE, media_of
 from .prefer import preferences
 from .query import pairs
@@ -39,13 +40,14 @@ class Shown(NamedTuple):
 
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
-    """200, or 304 for one that is known. Raises RequestError, KafkaError."""
+    """200, or 304 for one that is known. Raises RequestError, KafkaError and Left."""
     view, key = _asked(await routes.view(match, pairs(request)))
     known = ",".join(request.headers.getlist("if-none-match"))
     wait = preferences(request).wait
     shown = await _latest(routes.hub, view, key)
     if wait and _is_known(shown, known):
-        shown = await _other(routes.hub, view, key, shown, _bounded(match, wait))
+        coming = _other(routes.hub, view, key, shown, _bounded(match, wait))
+        shown = await while_there(request, coming)
     if shown is None:
         raise RequestError(404, "No document", "there is no record of this key, or it is deleted")
     cached = "private, no-cache" if match.route.guarded else "no-cache"

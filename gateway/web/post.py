@@ -53,6 +53,9 @@ async def letter_of(routes: Routes, match: Match, request: Request) -> Letter:
     view = await routes.view(match, query)
     if len(view.topics) != 1:
         raise _bad("a record is written to one topic; name one in the path")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        what = "a record's value is written as it comes; send it without Content-Encoding"
+        raise RequestError(415, "Unsupported media type", what)
     value = await _value(request)
     headers: list[tuple[str, bytes]] = []
     if "content-type" in request.headers:

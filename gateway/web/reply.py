@@ -24,6 +24,7 @@ from ..config.route import With
 from ..errors import RequestError
 from ..hub.writer import Produced
 from . import post
+from .leaving import Left, while_there
 from .media import SAFE, media_of
 from .prefer import preferences
 from .replies import WINDOW, Replies, Reply
@@ -45,12 +46,8 @@ _OURS = OWN | {
 }
 
 
-class Left(Exception):
-    """The client went away."""
-
-
 async def ask(routes: Routes, match: Match, request: Request) -> Response:
-    """The reply, or 202. Raises RequestError (504 for no reply in time) and KafkaError."""
+    """The reply, or 202. Raises RequestError (504 for no reply in time), KafkaError and Left."""
     with_, prefer = match.route.with_, preferences(request)
     letter = await post.letter_of(routes, match, request)
     id, replies = correlation_id(match, post.idempotency_key(request)), _replies(routes, with_)
@@ -68,7 +65,7 @@ async def ask(routes: Routes, match: Match, request: Request) -> Response:
             reply = await _reply(request, coming, within)
         except Left:
             replies.missed(id, "left")
-            return Response(status_code=204)  # nobody hears it
+            raise
     if reply is not None:
         replies.answered()
         return answer(routes, replies.topic, reply)
@@ -81,7 +78,7 @@ async def ask(routes: Routes, match: Match, request: Request) -> Response:
 
 async def later(routes: Routes, match: Match, request: Request) -> Response:
     """The reply to a request that did not wait for it, 202 while there is none. Raises
-    RequestError: 404 for that of another, 410 where it is too late; KafkaError."""
+    RequestError: 404 for that of another, 410 where it is too late; KafkaError and Left."""
     told = _ID.fullmatch(match.params["correlationId"])
     if told is None or told[1][-16:] != _owner(match):
         raise RequestError(404, "No such reply", "there is no request of yours with this id")
@@ -91,10 +88,7 @@ async def later(routes: Routes, match: Match, request: Request) -> Response:
     with replies.expect(id) as coming:
         if not coming.done():
             await replies.recall()
-        try:
-            reply = await _reply(request, coming, preferences(request).wait or 0.0)
-        except Left:
-            return Response(status_code=204)
+        reply = await _reply(request, coming, preferences(request).wait or 0.0)
     if reply is not None:
         replies.answered()
         return answer(routes, replies.topic, reply)
@@ -152,22 +146,12 @@ def _owner(match: Match) -> str:
 async def _reply(request: Request, coming: asyncio.Future[Reply], within: float) -> Reply | None:
     """None where it does not come in time. Raises Left."""
     if within > 0 and not coming.done():
-        leaving = asyncio.create_task(_gone(request))
-        try:
-            await asyncio.wait(
-                (coming, leaving), timeout=within, return_when=asyncio.FIRST_COMPLETED
-            )
-            if leaving.done() and not coming.done():
-                raise Left
-        finally:
-            leaving.cancel()
-            await asyncio.gather(leaving, return_exceptions=True)
+        await while_there(request, _wait(coming, within))
     return coming.result() if coming.done() else None
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def _wait(coming: asyncio.Future[Reply], within: float) -> None:
+    await asyncio.wait({coming}, timeout=within)
 
 
 def _location(request: Request, match: Match, id: str) -> str:

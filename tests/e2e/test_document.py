@@ -14,6 +14,7 @@ import pytest
 from support.any_topic import serving
 from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for, running_gateway
+from support.scrape import scraped
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -265,3 +266,21 @@ async def test_of_many_who_compare_and_write_at_three_workers_none_is_overwritte
             async with browsing(gateway) as http:
                 assert (await http.get("/orders/sum")).json() == {"n": writers}
             assert sum(tries) > writers, "nobody was in the way of another"
+
+
+async def test_nothing_is_read_for_one_who_went_away(gateway: Gateway, http: httpx.AsyncClient):
+    async def reading() -> float:
+        return (await scraped(gateway)).sum("gateway_clients", wire="program")
+
+    asking = asyncio.create_task(http.get("/orders/left", headers={"Prefer": "wait=300"}))
+    async with asyncio.timeout(WITHIN):
+        while True:
+            if await reading():
+                break
+            await asyncio.sleep(0.05)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        while True:
+            if not await reading():
+                break
+            await asyncio.sleep(0.05)

@@ -199,6 +199,8 @@ async def test_what_cannot_be_written_is_told(shop: Gateway):
         assert (await http.get("/once")).status_code == 405
         assert (await http.post("/gone", content=b"1")).status_code == 404
         assert (await http.post("/orders?filter=key=a")).status_code == 403
+        packed = await http.post("/orders", content=b"1", headers={"Content-Encoding": "gzip"})
+        assert packed.status_code == 415
         ifs = await http.post("/orders", headers={"If-Match": '"1"'})
         assert (ifs.status_code, "If-Match" in ifs.json()["detail"]) == (400, True)
 

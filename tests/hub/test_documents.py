@@ -9,7 +9,8 @@ from support.brokers import embedded_kafka
 
 from gateway.api.gateway import Gateway
 from gateway.config import Settings
-from gateway.errors import RequestError, UnknownTopic
+from gateway.errors import BrokerUnavailable, RequestError, UnknownTopic
+from gateway.hub.documents import Documents
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 3, "many": 1})
@@ -73,3 +74,20 @@ async def test_one_at_a_time_compares_and_writes_a_key(kafka: EmbeddedKafka):
         await asyncio.gather(*(write(b"ab"[n % 2 : n % 2 + 1]) for n in range(40)))
         assert most == 1
         assert others, "another key had to wait"
+
+
+async def test_where_keys_are_placed_no_other_partition_is_waited_for():
+    topics = [{"name": "placed", "partitioner": "murmur2"}, {"name": "orders"}]
+    with EmbeddedKafka(topics={"placed": 2, "orders": 2}, fetch_version=11) as kafka:
+        servers = {"servers": list(kafka.bootstrap), "topics": topics}
+        made = Settings.model_validate({"kafka": servers})
+        async with Gateway(made) as gateway:
+            placed = await gateway.produce("placed", "1", key="a")
+            await gateway.produce("orders", "1", key="a")
+            for name in ("placed", "orders"):
+                kafka.lead(name, 1 - placed.partition, None)
+            found = await gateway.hub.documents.latest("placed", b"a")
+            assert found is not None and found.value == b"1"
+            hasty = Documents(gateway.hub, patience=0.5)
+            with pytest.raises(BrokerUnavailable, match="try again"):
+                await hasty.latest("orders", b"a")
