@@ -62,7 +62,7 @@ class Documents:
     async def _latest(self, view: View, key: bytes) -> Record | None:
         """Where partitions of the key are not known, it may be in any of them, or in several."""
         shared = self._hub.keep(view)
-        reads = await self._hub.placing.reads(view, None)
+        reads = self._hub.placing.known(view)
         tps = [tp for tp in shared.tail.logs if reads is None or reads(tp)]
         found = await asyncio.gather(*(self._among(tp, key) for tp in tps))
         return max(filter(None, found), key=_age, default=None)
