@@ -251,6 +251,11 @@ LOOP_LAG = _seconds(
 LOGGED = _counter("gateway_log_lines", "Lines logged, by level.", "level")
 WORKERS = _gauge("gateway_workers", "Workers that this scrape is of.")
 MISSING = _gauge("gateway_workers_missing", "Workers that did not answer it; it lacks theirs.")
+CERTIFICATE_EXPIRES = _gauge(
+    "gateway_certificate_expiry_timestamp_seconds",
+    "When the certificate of listen.tls is over, by the epoch (of workers: the first one's).",
+    unit="seconds", merge=Merge.LEAST,
+)  # fmt: skip
 INFO = _gauge("gateway_info", "1.", "name", "version", merge=Merge.MOST)
 CPU = _counter("process_cpu_seconds", "User and system time.", "worker", unit="seconds")
 RESIDENT = _gauge("process_resident_memory_bytes", "Resident memory.", "worker", unit="bytes")

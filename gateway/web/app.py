@@ -34,6 +34,7 @@ from . import assets, discovery, health
 from .access import Access, anyone
 from .access.guards import Guards
 from .bus import Bus
+from .caution import NOSNIFF, PAGE
 from .ending import drain_with_the_server
 from .levels import Levels
 from .limits import Limits
@@ -59,9 +60,11 @@ class Application(Starlette):
         self.gateway = gateway
         self.state.hub = gateway.hub
         self.turns: Turns | None = None
-        self._startup: Sequence[Startup] = (
-            *startup, partial(drain_with_the_server, gateway.hub)
-        )  # fmt: skip
+        self._startup: list[Startup] = [*startup, partial(drain_with_the_server, gateway.hub)]
+
+    def beside(self, start: Startup) -> None:
+        """Run this, too, from the start until the close."""
+        self._startup.append(start)
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object = None) -> AsyncIterator[None]:
@@ -95,7 +98,8 @@ def create_app(
     access:  asked before every stream, as well as the guards of its route; the application's own,
              where it mounts the gateway.
     pages:   files and folders to serve, by path; a file at `/` takes the place of the list of
-             streams.
+             streams. A page that is given as a file loads scripts and styles from here alone, and
+             none that stand within it.
     startup: run beside it until it closes.
     bus:     to the other processes of this gateway, where it is one of several.
     Raises ConfigError for settings that this version cannot serve.
@@ -129,6 +133,7 @@ def create_app(
         exception_handlers=HANDLERS,
     )  # fmt: skip
     app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
+    app.state.metrics = metrics
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     return app
@@ -163,6 +168,7 @@ def _served(path: str, file: Path) -> BaseRoute:
 
 def _page(file: Path) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     async def page(request: Request) -> Response:
-        return FileResponse(file, headers={"Cache-Control": "no-cache"})
+        caution = PAGE if file.suffix == ".html" else NOSNIFF
+        return FileResponse(file, headers={"Cache-Control": "no-cache", **caution})
 
     return page

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,10 @@ END = 3.0  # seconds that the gateway's end may take for the last figures
 
 
 class Metrics:
-    """See the module. `run` beside the application; `scrape` answers Prometheus."""
+    """See the module. `run` beside the application; `scrape` answers Prometheus.
+
+    more: who else has figures, and adds them.
+    """
 
     def __init__(self, hub: Hub, settings: Settings, limits: Limits, bus: Bus) -> None:
         self._hub = hub
@@ -43,6 +47,7 @@ class Metrics:
         self._limits = limits
         self._bus = bus
         self._lateness = Lateness()
+        self.more: list[Callable[[Figures], None]] = []
         bus.on(TOPIC, self._answer)
 
     def own(self) -> Figures:
@@ -55,6 +60,8 @@ class Metrics:
         figures.observed(catalog.LOOP_LAG, self._lateness.seconds, worker)
         figures.add(catalog.INFO, 1, self._settings.name, __version__)
         process(figures, worker)
+        for read in self.more:
+            read(figures)
         return figures
 
     async def of_all(self) -> Figures:

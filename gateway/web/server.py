@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import socket
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -16,10 +15,11 @@ from typing import cast
 
 import uvicorn
 
-from ..config import ListenTls, Logs, Settings
+from ..config import Logs, Settings
 from ..hub.hub import Hub
 from ..telemetry import logs
 from .app import Application, Startup, create_app
+from .certificate import TlsContext
 from .forwarded import Forwarded
 from .listening import BACKLOG, address, bind
 from .peer import Peer
@@ -65,10 +65,13 @@ def serve(
 
     debug:   rooms (`kafka`, `hub`, `web`) that log in detail.
     pages, startup: as of `create_app`; with them it is one process.
-    Raises GatewayError when the address cannot be bound, ConfigError as `create_app`.
+    Raises GatewayError when the address cannot be bound or the certificate not be used, ConfigError
+    as `create_app`.
     """
     configure_logging(settings.telemetry.logs, debug)
     with embedded(settings) as ready:
+        if ready.listen.tls is not None:
+            TlsContext(ready.listen.tls)  # one that cannot be used is told once, and nothing begun
         if ready.listen.workers > 1 and not (pages or startup):
             create_app(ready)  # what it refuses is said once, and no process started
             return supervise(ready, debug)
@@ -80,9 +83,14 @@ def serve(
 
 
 def run(app: Application, settings: Settings, listening: socket.socket) -> None:
-    """Serve in this process until it is told to end."""
+    """Serve in this process until it is told to end. Raises GatewayError for a certificate that
+    cannot be used."""
     listen = settings.listen
     proxies = listen.forwarded
+    tls = None if listen.tls is None else TlsContext(listen.tls)
+    if tls is not None:
+        app.beside(tls.watch)
+        app.state.metrics.more.append(tls.read)
     config = uvicorn.Config(
         app if proxies is False else Forwarded(app, proxies),
         http=GatewayProtocol,
@@ -95,10 +103,7 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
         lifespan="on",
         backlog=BACKLOG,
         timeout_graceful_shutdown=cast("int", listen.drain_timeout),  # for asyncio.wait_for
-        ssl_certfile=listen.tls.certificate if listen.tls else None,
-        ssl_keyfile=listen.tls.key if listen.tls else None,
-        ssl_ca_certs=listen.tls.trust if listen.tls else None,
-        ssl_cert_reqs=_asked(listen.tls),
+        ssl_context_factory=None if tls is None else lambda config, make: tls.context,
     )
     GatewayProtocol.prepare(listening)
     server = Server(config)
@@ -107,13 +112,6 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
     _calm_the_collector()
     with runner, contextlib.suppress(KeyboardInterrupt):
         runner.run(server.serve([listening]))
-
-
-def _asked(tls: ListenTls | None) -> int:
-    """Whether clients are asked for a certificate."""
-    if tls is None or tls.trust is None:
-        return ssl.CERT_NONE
-    return ssl.CERT_REQUIRED if tls.mutual == "required" else ssl.CERT_OPTIONAL
 
 
 def _calm_the_collector() -> None:

@@ -17,6 +17,7 @@ from ..errors import AccessDenied, KafkaError, UnknownTopic
 from ..hub.encoder import Sse, control
 from ..wire import sse
 from . import query
+from .caution import NOSNIFF
 from .direct import Answer, answered, framed
 from .encoding import encoded
 from .lasting import HttpStream
@@ -26,6 +27,7 @@ HEADERS = {
     "Cache-Control": "no-store, no-transform",
     "X-Accel-Buffering": "no",
     "Vary": "Origin, Accept, Accept-Encoding",
+    **NOSNIFF,
 }
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
 EVENTS = Sse()

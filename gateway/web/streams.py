@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import GatewayError, GuardUnavailable
 from . import assets, exchange, ndjson, query, sse, websocket
+from .caution import cautious
 from .cors import Cors, Foreign, Policy, foreign, readable
 from .direct import Answer
 from .limits import Busy
@@ -56,7 +57,7 @@ class Streams:
                 if policy.allows(asked.origin):
                     send = readable(send, policy.headers(asked.origin))
         if page:
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, cautious(send, varies=self._routes.cors is not None))
         elif scope["type"] == "websocket":
             await websocket.serve(self._routes, path, scope, receive, send)
         else:
@@ -86,7 +87,10 @@ class Streams:
             match = self._routes.match(path, asked)
             if match.route.with_.capability == "stream":
                 return await self._respond(request, match)
-            return await exchange.respond(self._routes, match, request)
+            response = await exchange.respond(self._routes, match, request)
+            if self._routes.cors is not None:
+                response.headers.add_vary_header("Origin")
+            return response
         except (GatewayError, HTTPException) as exc:
             return problem(exc, request.url.path)
 

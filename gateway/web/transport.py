@@ -345,6 +345,7 @@ class GatewayProtocol(HttpToolsProtocol):
             (b"content-type", b"application/problem+json"),
             (b"content-length", b"%d" % len(body)),
             (b"cache-control", b"no-store"),
+            (b"x-content-type-options", b"nosniff"),
             (b"connection", b"close"),
         ]
         lines = b"".join([b"%s: %s\r\n" % header for header in headers])

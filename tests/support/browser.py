@@ -47,7 +47,8 @@ async def browser(*flags: str) -> AsyncIterator[Browser]:
         )
         binary = next(found for name in BROWSERS if (found := shutil.which(name)))
         options = {"binary": binary, "args": [*FLAGS, *flags, f"--user-data-dir={profile}/profile"]}
-        wanted = {"capabilities": {"alwaysMatch": {"goog:chromeOptions": options}}}
+        always = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
+        wanted = {"capabilities": {"alwaysMatch": always}}
         session = (await _told(http.post("/session", json=wanted)))["sessionId"]
         http.base_url = http.base_url.join(f"/session/{session}/")
         try:
@@ -116,6 +117,12 @@ class Browser:
         size = {"width": width, "height": height, "deviceScaleFactor": scale}
         await self._cdp("Emulation.setDeviceMetricsOverride", **size, mobile=width < 600)
         await self._cdp("Emulation.setEmulatedMedia", features=[scheme])
+
+    async def console(self) -> list[str]:
+        """What it said there since it was asked last: errors of pages, and what it has kept them
+        from doing."""
+        said = await self._post("se/log", type="browser")
+        return [f"{each['level']} {each['message']}" for each in said]
 
     async def screenshot(self) -> bytes:
         """A PNG of what is on the screen."""

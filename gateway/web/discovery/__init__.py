@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 from ...config import Settings
 from ...errors import RequestError
 from ..accept import preference
+from ..caution import PAGE
 from ..document import Document
 from .asyncapi import document
 from .description import description
@@ -34,17 +35,11 @@ WIDTH = 100  # characters of a line of JSON
 ADDRESSES = 8  # by which the same gateway is known at once; more are written anew each time
 
 _FILES = Path(__file__).parent / "page"
-_PAGE_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
-    "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-    "frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-}
 
 
 def routes(settings: Settings, *, home: Endpoint | None = None) -> list[BaseRoute]:
     """home: the page that people get at `/` instead of the streams."""
-    page = _told(lambda base: render(settings, base), "text/html", _PAGE_HEADERS)
+    page = _told(lambda base: render(settings, base), "text/html", PAGE)
     programs = _told(lambda base: pretty(description(settings, base)), "application/json")
     asyncapi = _told(lambda base: pretty(document(settings, base)), "application/json")
     return [

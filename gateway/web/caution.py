@@ -1,0 +1,62 @@
+"""What browsers must not do with an answer: guess what it is, run what is in it, show it within a
+page of another site, or tell the next site its address, which may hold a token.
+
+A script is told nothing of what it may load: of a SharedWorker its answer would bind the worker,
+which connects for pages that may have another policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.types import Message, Send
+
+NOSNIFF = {"X-Content-Type-Options": "nosniff"}
+PRIVATE = {**NOSNIFF, "Referrer-Policy": "no-referrer"}
+DATA: Mapping[str, str] = {
+    **PRIVATE,
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+}
+"""Of what is no page, should a browser show it as one."""
+
+PAGE: Mapping[str, str] = {
+    **PRIVATE,
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+}
+"""Of a page whose scripts and styles are files beside it, and which connects to its own gateway."""
+
+_DATA = (
+    b"application/json",
+    b"application/problem+json",
+    b"application/openmetrics",
+    b"text/plain",
+)
+
+
+def cautious(send: Send, *, varies: bool) -> Send:
+    """Say so in answers that do not say it themselves. varies: other answers are for pages of other
+    sites."""
+
+    async def with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            said = {name.lower(): value for name, value in headers}
+            told = _DATA_RAW if said.get(b"content-type", b"").startswith(_DATA) else _PRIVATE_RAW
+            headers += [(name, value) for name, value in told if name not in said]
+            if varies and b"origin" not in said.get(b"vary", b"").lower():
+                headers.append((b"vary", b"Origin"))
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return with_headers
+
+
+def _raw(headers: Mapping[str, str]) -> tuple[tuple[bytes, bytes], ...]:
+    return tuple((name.lower().encode(), value.encode()) for name, value in headers.items())
+
+
+_DATA_RAW, _PRIVATE_RAW = _raw(DATA), _raw(PRIVATE)

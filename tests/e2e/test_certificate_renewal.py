@@ -1,0 +1,170 @@
+"""A certificate that is replaced while streams run: those that come get the new one, those that are
+there hear nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography import x509
+from prometheus_client.parser import text_string_to_metric_families as parsed
+from support.brokers import embedded_kafka
+from support.certificates import Authority
+from support.gateways import Gateway, config_for, running_gateway
+from support.multiplex import Multiplex
+from support.oracle import Oracle
+from support.until import until
+from support.workers import running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web.certificate import expiry
+
+WITHIN = 60.0
+PATH = "/records/orders"
+
+kafka = embedded_kafka({"orders": 1}, scope="function")
+
+
+def config(kafka: EmbeddedKafka, path: Path, key: Path | None = None) -> dict[str, Any]:
+    tls = {"certificate": str(path), "key": str(key or path)}
+    return config_for(kafka.bootstrap, ["orders"], listen={"tls": tls})
+
+
+def put(source: Path, target: Path) -> Path:
+    shutil.copy(source, f"{target}.new")
+    return Path(f"{target}.new").replace(target)
+
+
+async def shown(gateway: Gateway, authority: Authority) -> str:
+    """Whose certificate a connection is shown that comes now."""
+    context = authority.context()
+    _, writer = await asyncio.open_connection("127.0.0.1", gateway.port, ssl=context)
+    connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
+    found = connection.getpeercert(binary_form=True)
+    writer.transport.abort()
+    assert found is not None
+    return x509.load_der_x509_certificate(found).subject.rfc4514_string()
+
+
+async def shows(gateway: Gateway, authority: Authority, name: str, times: int = 1) -> None:
+    """Connections are, so many in a row: of several workers each may be asked."""
+    row = 0
+    async with asyncio.timeout(WITHIN):
+        while row < times:
+            row = row + 1 if await shown(gateway, authority) == f"CN={name}" else 0
+            await asyncio.sleep(0.02)
+
+
+async def figure(gateway: Gateway, authority: Authority) -> float:
+    async with httpx.AsyncClient(trust_env=False, verify=authority.context()) as http:
+        told = (await http.get(gateway.base_url + "/metrics", timeout=WITHIN)).text
+    wanted = "gateway_certificate_expiry_timestamp_seconds"
+    (family,) = [family for family in parsed(told) if family.name == wanted]
+    (sample,) = family.samples
+    return float(sample.value)
+
+
+class Streams:
+    """Over HTTP and WebSocket, on connections of the first certificate."""
+
+    def __init__(self, gateway: Gateway, authority: Authority) -> None:
+        context = authority.context()
+        self._http = httpx.AsyncClient(trust_env=False, timeout=WITHIN, verify=context)
+        self._url = gateway.base_url + PATH
+        self.socket = Multiplex(gateway.base_url, PATH, ssl=context)
+        self.told = ""
+
+    async def __aenter__(self) -> Streams:
+        await self.socket.__aenter__()
+        self._reading = asyncio.create_task(self._read())
+        await self.socket.next(None, "begin")
+        await until(lambda: "event: begin" in self.told, within=WITHIN)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._reading.cancel()
+        await asyncio.gather(self._reading, return_exceptions=True)
+        await self._http.aclose()
+        await self.socket.__aexit__(*exc)
+
+    async def _read(self) -> None:
+        async with self._http.stream("GET", self._url) as answer:
+            async for piece in answer.aiter_text():
+                self.told += piece
+
+    async def have(self, records: int) -> None:
+        await self.socket.wait(lambda: len(self.socket.records(None)) == records)
+        await until(lambda: self.told.count('"offset":') == records, within=WITHIN)
+        assert self.socket.code is None and not self._reading.done()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_those_who_come_get_the_new_one_and_streams_go_on(
+    kafka: EmbeddedKafka, tmp_path: Path, workers: int
+):
+    authority = Authority(tmp_path)
+    path = put(authority.signed("old", days=10), tmp_path / "server.pem")
+    running: Callable[..., Any] = running_gateway
+    options: dict[str, Any] = {"ready": False}
+    if workers > 1:
+        running, options["count"] = running_workers, workers
+    async with (
+        running(config(kafka, path), **options) as gateway,
+        Oracle(",".join(kafka.bootstrap)) as oracle,
+    ):
+        assert await shown(gateway, authority) == "CN=old"
+        async with Streams(gateway, authority) as streams:
+            await oracle.produce("orders", 5)
+            await streams.have(5)
+            assert await figure(gateway, authority) == expiry(path)
+            path = put(authority.signed("new", days=20), path)
+            await shows(gateway, authority, "new", 10 * workers)
+            assert await figure(gateway, authority) == expiry(path)
+            await oracle.produce("orders", 5)
+            await streams.have(10)
+        assert gateway.log.count("certificate renewed from") == workers
+        assert await gateway.stop() == 0
+
+
+async def test_one_that_cannot_be_used_is_refused_with_a_line_and_the_old_one_stays(
+    kafka: EmbeddedKafka, tmp_path: Path
+):
+    authority = Authority(tmp_path)
+    old, new = authority.signed("old"), authority.signed("new")
+    path, key = put(old, tmp_path / "server.pem"), put(old, tmp_path / "server-key.pem")
+    async with running_gateway(config(kafka, path, key), ready=False) as gateway:
+        async with Streams(gateway, authority) as streams:
+            path.write_bytes(b"-----BEGIN CERTIFICATE-----\nnonsense\n")
+            refused = "the one before stays"
+            await until(lambda: gateway.log.count(refused) == 1, gateway.tail, WITHIN)
+            assert await shown(gateway, authority) == "CN=old"
+            put(new, path)  # and its key is still that of the other
+            await until(lambda: gateway.log.count(refused) == 2, gateway.tail, WITHIN)
+            assert await shown(gateway, authority) == "CN=old"
+            put(new, key)
+            await shows(gateway, authority, "new")
+            async with Oracle(",".join(kafka.bootstrap)) as oracle:
+                await oracle.produce("orders", 5)
+                await streams.have(5)
+        assert "Traceback" not in gateway.log and str(path) in gateway.log
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_gateway_whose_certificate_is_of_another_key_says_so_and_does_not_start(
+    kafka: EmbeddedKafka, tmp_path: Path, workers: int
+):
+    authority = Authority(tmp_path)
+    wrong = config(kafka, authority.signed("one"), authority.signed("other"))
+    wrong["listen"]["workers"] = workers
+    with pytest.raises(AssertionError) as ended:
+        async with running_gateway(wrong, ready=False):
+            pass
+    said = str(ended.value)
+    assert "listen.tls" in said and "one.pem" in said and "other.pem" in said
+    assert "Traceback" not in said and "listening on" not in said
