@@ -6,19 +6,26 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import StringIO
 from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
+from ruamel.yaml import YAML
+from starlette.applications import Starlette
+from starlette.routing import Mount
 from support.brokers import embedded_kafka
 from support.gateways import Gateway, config_for, running_gateway
 from support.scrape import scraped
+from support.served import served
 from support.service import CORRELATION_ID, REPLY_TO, Service, running_service
 from support.until import until
 from support.workers import running_workers
 
+from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.web.app import create_app
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 of_module: Any = {"scope": "module", "loop_scope": "module"}
@@ -278,6 +285,29 @@ async def test_a_gateway_that_ends_tells_those_who_wait_to_come_back(
             assert (await asked).content == HOLD
 
 
+async def test_below_another_application_and_its_server_it_is_the_same(
+    kafka: EmbeddedKafka, service: Service
+):
+    text = StringIO()
+    YAML().dump(config_for(kafka.bootstrap, TOPICS, ROUTES, guards=GUARDS), text)
+    app = create_app(loads(text.getvalue()))
+    whole = Starlette(routes=[Mount("/kafka", app)])
+    async with (
+        app.lifespan(),
+        served(whole) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=WITHIN) as http,
+    ):
+        answer = await http.post("/kafka/later/1", content=b"below", headers=ASYNC)
+        location = answer.headers["location"]
+        assert location.startswith("/kafka/later/1/")
+        reply = await http.get(location, headers={"Prefer": "wait=60"})
+        assert reply.text == "below"
+        large = await http.post("/kafka/ask", content=bytes(65 * 1024))
+        assert (large.status_code, large.json()["title"]) == (413, "Content too large")
+        request = next(each for each in service.seen if each.value == b"below")
+        assert request.header(":path") == b"/later/1"
+
+
 # Three workers: each reads the replies, and finds its own.
 
 
@@ -297,3 +327,5 @@ async def test_a_thousand_at_once_each_hear_their_own_reply(three: Gateway):
     assert {each.status_code for each in answers} == {200}
     assert [each.text for each in answers] == [f"of {n}" for n in range(MANY)]
     await grown(three, before, answered=MANY)
+    read = (await scraped(three)).sum("gateway_fetched_records_total", topic="replies")
+    assert MANY <= read <= 3 * MANY, "each worker reads the replies once"

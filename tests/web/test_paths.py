@@ -34,7 +34,8 @@ def paths() -> Paths:
     routes = [{"when": [when(*each) for each in whens], "with": w} for _, whens, w in ROUTES]
     kafka = {"servers": ["a:1"], "topics": [{"name": "orders"}]}
     settings = Settings.model_validate({"kafka": kafka, "routes": routes})
-    names.update({id(route): name for route, (name, *_) in zip(settings.routes, ROUTES, strict=True)})
+    pairs = zip(settings.routes, ROUTES, strict=True)
+    names.update({id(route): name for route, (name, *_) in pairs})
     kept.append(settings)
     return Paths(settings.routes)
 
