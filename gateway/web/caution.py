@@ -13,13 +13,6 @@ from starlette.types import Message, Send
 
 NOSNIFF = {"X-Content-Type-Options": "nosniff"}
 PRIVATE = {**NOSNIFF, "Referrer-Policy": "no-referrer"}
-DATA: Mapping[str, str] = {
-    **PRIVATE,
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-    "X-Frame-Options": "DENY",
-}
-"""Of what is no page, should a browser show it as one."""
-
 PAGE: Mapping[str, str] = {
     **PRIVATE,
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -27,7 +20,8 @@ PAGE: Mapping[str, str] = {
     "frame-ancestors 'none'",
     "X-Frame-Options": "DENY",
 }
-"""Of a page whose scripts and styles are files beside it, and which connects to its own gateway."""
+"""Of a page whose scripts and styles are files beside it, and which connects to its own gateway. Of
+data as well, should a browser show it as a page: in a console there streams can be tried."""
 
 _DATA = (
     b"application/json",
@@ -45,7 +39,7 @@ def cautious(send: Send, *, varies: bool) -> Send:
         if message["type"] == "http.response.start":
             headers = list(message.get("headers", ()))
             said = {name.lower(): value for name, value in headers}
-            told = _DATA_RAW if said.get(b"content-type", b"").startswith(_DATA) else _PRIVATE_RAW
+            told = _PAGE_RAW if said.get(b"content-type", b"").startswith(_DATA) else _PRIVATE_RAW
             headers += [(name, value) for name, value in told if name not in said]
             if varies and b"origin" not in said.get(b"vary", b"").lower():
                 headers.append((b"vary", b"Origin"))
@@ -59,4 +53,4 @@ def _raw(headers: Mapping[str, str]) -> tuple[tuple[bytes, bytes], ...]:
     return tuple((name.lower().encode(), value.encode()) for name, value in headers.items())
 
 
-_DATA_RAW, _PRIVATE_RAW = _raw(DATA), _raw(PRIVATE)
+_PAGE_RAW, _PRIVATE_RAW = _raw(PAGE), _raw(PRIVATE)

@@ -28,7 +28,7 @@ from ..errors import (
     TokenError,
     UnknownTopic,
 )
-from .caution import DATA
+from .caution import PAGE
 
 RETRY_AFTER = 5.0
 """Seconds a client is asked to wait when Kafka is away and the error knows no better."""
@@ -48,7 +48,7 @@ def problem(exc: Exception, instance: str) -> Response:
     return Response(
         json.dumps(body),
         status,
-        {"Cache-Control": "no-store", **DATA, **_headers(exc, status)},
+        {"Cache-Control": "no-store", **PAGE, **_headers(exc, status)},
         "application/problem+json",
     )
 

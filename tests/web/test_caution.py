@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.caution import DATA, PRIVATE, cautious
+from gateway.web.caution import PAGE, PRIVATE, cautious
 
 
 async def sent(headers: list[tuple[bytes, bytes]], *, varies: bool = False) -> dict[str, str]:
@@ -32,7 +32,7 @@ def lowered(headers: Any) -> dict[str, str]:
 )
 async def test_data_is_no_page_whatever_it_looks_like(kind: str):
     told = await sent([(b"content-type", kind.encode())])
-    assert told == {"content-type": kind, **lowered(DATA)}
+    assert told == {"content-type": kind, **lowered(PAGE)}
 
 
 @pytest.mark.parametrize("kind", ["text/javascript", "text/css", "text/html; charset=utf-8"])
