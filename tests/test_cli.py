@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -340,7 +341,8 @@ def test_produce_takes_servers_and_security_from_a_configuration(room, config):
         security = "tls"
 
     class Settings:
-        kafka = Kafka
+        clusters: ClassVar = {"": Kafka}
+        clusters_of = staticmethod(lambda topics: [""])
 
     def produce_lines(topic, source, **options):
         raise GatewayError(f"{options['servers']} {options['credentials']}")

@@ -202,6 +202,7 @@ def option(path: str) -> dict[str, Any]:
     for name in path.split("."):
         found = found["properties"][name.removesuffix("[]")]
         found = found["items"] if name.endswith("[]") else found
+        found = found.get("else", found)  # `kafka` of one cluster
         if "$ref" in found:
             below = made["$defs"][found["$ref"].rpartition("/")[2]]
             found = {**below, **{key: found[key] for key in ("default",) if key in found}}

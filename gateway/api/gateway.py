@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from pydantic import ValidationError
 
 from ..config import Settings, load
+from ..config.expression import nearest
 from ..config.problems import dotted
 from ..errors import ConfigError, GatewayError
 from ..hub.hub import Hub
+from ..hub.hubs import Hubs
 from ..hub.writer import Produced, Writer
 from ..kafka.cluster import Cluster, ClusterSettings
 from .asked import From, Until, start_of, view_of
@@ -56,33 +58,38 @@ class Gateway:
             self.settings = _of_servers(servers, kafka)
         else:
             self.settings = settings if isinstance(settings, Settings) else load(settings or "")
-        self.cluster = Cluster(ClusterSettings.of(self.settings.kafka))
-        self.hub = Hub(self.cluster, self.settings)
+        clusters = self.settings.clusters
+        self.clusters = {
+            name: Cluster(ClusterSettings.of(kafka)) for name, kafka in clusters.items()
+        }
+        self.hubs = Hubs(self.clusters, self.settings)
         self.tracing: Tracing | None = None  # while it runs, if it is configured
         if self.settings.telemetry.traces.otlp is not None:
             importlib.import_module("gateway.telemetry.traces")  # now, not when it serves already
-        self._writer: Writer | None = None
+        self._writers: dict[str, Writer] = {}
+
+    @property
+    def hub(self) -> Hub:
+        """Of its cluster; of several, of the first."""
+        return next(iter(self.hubs))
 
     async def start(self) -> None:
         """Begin to reach for Kafka; returns at once. Raises GatewayError if it runs already."""
-        if self.hub.started:
+        if self.hubs.started:
             raise GatewayError("this gateway is started already; close it first")
-        if self.settings.kafka.servers == "embedded":
+        if any(kafka.servers == "embedded" for kafka in self.settings.clusters.values()):
             raise GatewayError(
                 "servers: embedded is for the command line; within a program, use "
                 "`with EmbeddedKafka(...) as kafka:` and servers=kafka.bootstrap"
             )
-        self.tracing = self.hub.tracing = _tracing(self.settings)
-        await self.cluster.start()
-        self.cluster.connections.tracing = self.tracing
-        await self.hub.start()
-        self._writer = self.hub.publisher.writer()
+        self.tracing = _tracing(self.settings)
+        await self.hubs.start(self.tracing)
+        self._writers = {hub.name: hub.publisher.writer() for hub in self.hubs}
 
     async def close(self) -> None:
         """End all streams and close all connections; nothing of it is left."""
-        self.hub.drain("closed")
-        await self.hub.close()
-        await self.cluster.close()
+        self.hubs.drain("closed")
+        await self.hubs.close()
         tracing, self.tracing = self.tracing, None
         if tracing is not None:
             await tracing.close()
@@ -108,6 +115,7 @@ class Gateway:
         until: Until | None = None,
         filters: Any = None,
         fields: str | Iterable[str] = (),
+        kafka: str | None = None,
         on_gap: Callable[[Gap], object] | None = None,
     ) -> Stream:
         """The records of one or several topics, as an async iterator; see `Stream`.
@@ -119,11 +127,14 @@ class Gateway:
         filters:  as in a configuration: `{"key": "ada"}`, `{"value": {"/amount": {"gte": 10}}}`,
                   or a list of such, of which any may match.
         fields:   of a JSON value that are shown, as JSON pointers; all of it if there are none.
+        kafka:    of several clusters the one to read; needed where more than one lists the topics,
+                  or none.
         on_gap:   called with each gap that a loop over records meets; else it is logged.
         Raises ValueError for what cannot be read, TokenCorrupt for a position that is none.
         """
         view = view_of(topics, filters, fields)
-        return Stream(self.hub, view, start_of(start, position, until), on_gap)
+        hub = self._hub_of(view.topics, kafka)
+        return Stream(hub, view, start_of(start, position, until), on_gap)
 
     async def produce(
         self,
@@ -134,6 +145,7 @@ class Gateway:
         headers: Mapping[str, bytes | str | None] | Iterable[Header] = (),
         partition: int | None = None,
         idempotency_key: str | None = None,
+        kafka: str | None = None,
     ) -> Produced:
         """Write one record; returns where it is once Kafka has it on all replicas in sync.
 
@@ -142,19 +154,37 @@ class Gateway:
         partition: by the key if not given, as every Kafka client has it.
         idempotency_key: such as a UUID; the same record with the same key, tried again within
                    ten minutes, by this process or another, is in Kafka once (`repeated`).
+        kafka: as of `subscribe`.
         Records of one partition are written in the order of the calls.
         Raises UnknownTopic, AccessDenied, AuthenticationFailed; BrokerUnavailable (with `timeout`
         it may yet be written: repeat it with its idempotency key); KeyReused; RequestError for
         what Kafka does not take; GatewayError if this gateway does not run.
         """
-        if self._writer is None or not self.hub.started:
+        if not self.hubs.started:
             raise GatewayError(NOT_RUNNING)
+        writer = self._writers[self._hub_of((topic,), kafka).name]
         pairs = headers.items() if isinstance(headers, Mapping) else headers
         contents = [(name, _bytes(content)) for name, content in pairs]
-        return await self._writer.send(
+        return await writer.send(
             topic, _bytes(key), _bytes(value), contents,
             partition=partition, idempotency_key=idempotency_key,
         )  # fmt: skip
+
+    def _hub_of(self, topics: Sequence[str], kafka: str | None) -> Hub:
+        """Raises ValueError where it is not clear which."""
+        names = list(self.settings.clusters)
+        if kafka is not None:
+            if kafka not in names or not kafka:
+                known = [name for name in names if name]
+                hint = nearest(kafka, known, "leave it out")
+                raise ValueError(f"there is no cluster {kafka!r}; {hint}")
+            return self.hubs.of(kafka)
+        found = self.hubs.having(topics)
+        if len(found) != 1:
+            where = "several clusters list" if found else "no cluster lists"
+            what = f"{where} {', '.join(topics)}; say which, by kafka="
+            raise ValueError(f"{what}{' or '.join(map(repr, names))}")
+        return found[0]
 
 
 def _tracing(settings: Settings) -> Tracing | None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from gateway.errors import GatewayError
+
+if TYPE_CHECKING:
+    from gateway.config import Kafka
 
 LOCAL = "localhost:9092"
 
@@ -24,6 +30,22 @@ Config = Annotated[
         help="Take servers, TLS and SASL from a gateway's configuration.",
     ),
 ]
+
+
+def kafka_of(file: Path, topics: Sequence[str]) -> Kafka:
+    """The Kafka of a configuration; of several, the one that lists these topics. Raises
+    GatewayError where that is not one, or one within the gateway."""
+    from gateway.config import load
+
+    settings = load(file)
+    found = settings.clusters_of(topics)
+    if len(found) != 1:
+        which = " and ".join(found) if found else f"none of {', '.join(settings.clusters)}"
+        raise GatewayError(f"{', '.join(topics)}: {which} of {file} lists it; give --servers")
+    kafka = settings.clusters[found[0]]
+    if kafka.servers == "embedded":
+        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
+    return kafka
 
 
 def listed(text: str) -> list[str]:

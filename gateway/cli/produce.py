@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from gateway.errors import GatewayError
-
 from .commands import INTERRUPTED
-from .options import LOCAL, Config, Servers, listed
+from .options import LOCAL, Config, Servers, kafka_of, listed
 
 if TYPE_CHECKING:
     from gateway.kafka.produce import Produced
@@ -83,7 +81,7 @@ def produce(
             headers=[_header(each) for each in headers or ()],
             partition=partition,
             progress=progress,
-            **_connection(servers, config),
+            **_connection(servers, config, topic),
         )
     _summary(topic, done)
 
@@ -95,15 +93,12 @@ def _header(text: str) -> tuple[str, bytes]:
     return name, value.encode()
 
 
-def _connection(servers: str, config: Path | None) -> dict[str, Any]:
+def _connection(servers: str, config: Path | None, topic: str) -> dict[str, Any]:
     if config is None:
         return {"servers": listed(servers)}
-    from gateway.config import load
     from gateway.kafka.security import credentials
 
-    kafka = load(config).kafka
-    if kafka.servers == "embedded":
-        raise GatewayError(f"the Kafka of {config} is embedded in the gateway; give --servers")
+    kafka = kafka_of(config, [topic])
     return {"servers": kafka.servers, "credentials": credentials(kafka.security)()}
 
 

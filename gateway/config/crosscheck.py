@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from . import clusters
+from .clusters import matches, sections, topics_for
 from .expression import nearest
 from .guarded import claim, guarded, guards, masked, secret_query
 from .path import PathPattern
@@ -30,9 +32,11 @@ Way = tuple[str | int, ...]
 
 def crosscheck(raw: Mapping[str, Any]) -> Iterator[Problem]:
     """Every disagreement, with the way to it."""
-    topics = [name for _, name in _names(raw)]
-    yield from _topics(raw, topics)
-    yield from _catalogs(raw)
+    topics: dict[str, list[str]] = {}
+    for way, name, kafka in sections(raw):
+        topics[name] = [topic for _, topic in _names(kafka)]
+        for problem in (*_topics(kafka, topics[name]), *_catalogs(raw, kafka)):
+            yield problem._replace(way=(*way, *problem.way))
     yield from guards(raw)
     yield from _paths(raw)
     for index, route in enumerate(_list(raw.get("routes"))):
@@ -40,23 +44,23 @@ def crosscheck(raw: Mapping[str, Any]) -> Iterator[Problem]:
             yield problem._replace(way=("routes", index, *problem.way))
 
 
-def _names(raw: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    for index, topic in enumerate(_list(_map(raw.get("kafka")).get("topics"))):
+def _names(kafka: Mapping[Any, Any]) -> Iterator[tuple[int, str]]:
+    for index, topic in enumerate(_list(kafka.get("topics"))):
         name = _map(topic).get("name")
         if isinstance(name, str):
             yield index, name
 
 
-def _topics(raw: Mapping[str, Any], topics: list[str]) -> Iterator[Problem]:
+def _topics(kafka: Mapping[Any, Any], topics: list[str]) -> Iterator[Problem]:
     first: dict[str, int] = {}
-    for index, name in _names(raw):
+    for index, name in _names(kafka):
         if name in first:
             what = f"topic '{name}' is listed before, as topics[{first[name]}]; remove one"
-            yield Problem(("kafka", "topics", index, "name"), what)
+            yield Problem(("topics", index, "name"), what)
         first.setdefault(name, index)
     warmed: set[str] = set()
-    for index, name in enumerate(_list(_map(raw.get("kafka")).get("bootstrap"))):
-        way: Way = ("kafka", "bootstrap", index)
+    for index, name in enumerate(_list(kafka.get("bootstrap"))):
+        way: Way = ("bootstrap", index)
         if isinstance(name, str) and not _known(name, topics):
             yield Problem(way, _unknown_topic(name, topics))
         elif isinstance(name, str) and name in warmed:
@@ -69,23 +73,19 @@ def _known(name: str, topics: list[str]) -> bool:
     return name in topics or any(isinstance(topic, Unsettled) for topic in topics)
 
 
-def _matches(template: Template, topic: str) -> bool:
-    return isinstance(topic, Unsettled) or template.may_be(topic)
-
-
 def _unknown_topic(name: str, topics: list[str]) -> str:
     return f"unknown topic {shown(name)}; {nearest(name, topics, 'add it to kafka.topics')}"
 
 
-def _catalogs(raw: Mapping[str, Any]) -> Iterator[Problem]:
+def _catalogs(raw: Mapping[str, Any], kafka: Mapping[Any, Any]) -> Iterator[Problem]:
     catalogs = [str(name) for name in _map(raw.get("catalogs"))]
-    for index, topic in enumerate(_list(_map(raw.get("kafka")).get("topics"))):
+    for index, topic in enumerate(_list(kafka.get("topics"))):
         for part in ("key", "value"):
             name = _map(_map(topic).get(part)).get("catalog")
             if isinstance(name, str) and name not in catalogs:
                 near = nearest(name, catalogs, "add it to catalogs")
                 what = f"unknown catalog {shown(name)}; {near}"
-                yield Problem(("kafka", "topics", index, part, "catalog"), what)
+                yield Problem(("topics", index, part, "catalog"), what)
 
 
 def _paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
@@ -127,10 +127,12 @@ def _whens(raw: Mapping[str, Any]) -> Iterator[tuple[Way, str, str, PathPattern]
 
 
 def _route(
-    raw: Mapping[str, Any], route: Mapping[str, Any], topics: list[str]
+    raw: Mapping[str, Any], route: Mapping[str, Any], by_cluster: Mapping[str, list[str]]
 ) -> Iterator[Problem]:
     yield from guarded(raw, route)
     yield from masked(raw, route)
+    yield from clusters.problems(by_cluster, _map(route.get("with")), list(_sources(route)))
+    topics = topics_for(by_cluster, _map(route.get("with")).get("kafka"))
     chosen = _map(route.get("with")).get("allow") is not None
     for way, template in _sources(route):
         if chosen and template.holes:
@@ -156,7 +158,7 @@ def _source(way: Way, template: Template, topics: list[str]) -> Iterator[Problem
     literal = template.literal
     if literal is not None and not _known(literal, topics):
         yield Problem(way, _unknown_topic(literal, topics))
-    elif literal is None and not any(_matches(template, topic) for topic in topics):
+    elif literal is None and not any(matches(template, topic) for topic in topics):
         known = ", ".join(topics[:12]) or "none"
         yield Problem(way, f"no topic can match '{template}'; kafka.topics has {known}")
 

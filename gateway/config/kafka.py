@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializationInfo,
+    TypeAdapter,
+    ValidationInfo,
+    model_validator,
+)
 
 from .address import Servers
 from .fields import (
@@ -13,6 +24,7 @@ from .fields import (
     Size,
     Text,
     TopicName,
+    text,
     within,
 )
 from .section import Problem, Section, refusal, refused
@@ -199,3 +211,43 @@ class Kafka(Section):
 
     def topic(self, name: str) -> Topic | None:
         return next((topic for topic in self.topics if topic.name == name), None)
+
+
+OPTIONS = frozenset(field.alias or name for name, field in Kafka.model_fields.items())
+
+
+def several(written: object) -> bool:
+    """Are these clusters by name, and not the options of one?"""
+    if not isinstance(written, Mapping) or OPTIONS & written.keys():
+        return False
+    return any(isinstance(each, (Mapping, Kafka)) for each in written.values())
+
+
+def _cluster(value: object) -> str:
+    given = text(value)
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", given):
+        raise refused(f"'{given}' is no name of a cluster; use letters, digits, '-' and '_'")
+    return given
+
+
+def _clusters(value: object, info: ValidationInfo) -> Kafka | dict[str, Kafka]:
+    """Told apart here: a union would tell what is wrong as seen by each of its members."""
+    if several(value):
+        return _NAMED.validate_python(value, context=info.context)
+    return Kafka.model_validate(value, context=info.context)
+
+
+def _written(value: Kafka | dict[str, Kafka], info: SerializationInfo) -> Any:
+    if isinstance(value, Kafka):
+        return value.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
+    return {name: _written(each, info) for name, each in value.items()}
+
+
+_NAMED = TypeAdapter(dict[Annotated[str, BeforeValidator(_cluster)], Kafka])
+
+Clusters: TypeAlias = Annotated[
+    Kafka | dict[str, Kafka],
+    PlainValidator(_clusters, json_schema_input_type=Kafka | dict[str, Kafka]),
+    PlainSerializer(_written, return_type=Any),
+]
+"""One, or several by name."""

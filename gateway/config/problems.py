@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from .expression import nearest
+from .kafka import several
 from .nodes import START, Mark
 from .section import REFUSED
 from .source import Document
@@ -141,7 +142,9 @@ def _bare(kind: Any, value: Any) -> Any:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """A section's `type` is that of the value."""
+    """A section's `type` is that of the value; or they are clusters by name."""
+    if get_origin(kind) is dict:
+        return several(value)
     fields = getattr(kind, "model_fields", {})
     wanted = value.get("type") if isinstance(value, Mapping) else None
     return "type" in fields and wanted in get_args(fields["type"].annotation)

@@ -95,6 +95,11 @@ class With(Section):
     topics: tuple[RequestTemplate, ...] = Field(
         default=(), description="Several topics, merged. For clients; instead of topic."
     )
+    kafka: Text | None = Field(
+        default=None,
+        description="The cluster to read, of several; default the one that lists the topics. For "
+        "topics that more than one has.",
+    )
     allow: tuple[TopicGlob, ...] = Field(
         default=(),
         description="Topics that a path may choose, also as a list or pattern; default those of "

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .fields import DURATION, SIZE
+from .kafka import OPTIONS
 from .settings import Settings
 from .units import show_duration, show_size
 
@@ -22,7 +23,16 @@ def schema() -> dict[str, Any]:
         for name, option in section.get("properties", {}).items():
             option.pop("title", None)
             section["properties"][name] = _substitutable(option)
+    made["properties"]["kafka"] = _clusters(made["properties"]["kafka"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def _clusters(option: dict[str, Any]) -> dict[str, Any]:
+    """Told apart by the names, so that an editor tells what is wrong in its own place."""
+    one, named = option["anyOf"][:2]
+    names = {"propertyNames": {"not": {"enum": sorted(OPTIONS)}}, "minProperties": 1}
+    about = {"description": option["description"]}
+    return {**about, "if": {"type": "object", **names}, "then": named, "else": one}
 
 
 def _substitutable(option: dict[str, Any]) -> dict[str, Any]:

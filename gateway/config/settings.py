@@ -8,10 +8,11 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from .catalog import SchemaRegistry
+from .clusters import having
 from .crosscheck import crosscheck
 from .fields import Size, Text, within
 from .guard import Guard
-from .kafka import Kafka
+from .kafka import Clusters, Kafka
 from .listen import Listen
 from .route import Route
 from .section import Problem, Section
@@ -27,7 +28,9 @@ class Settings(Section):
         default="gateway", description="Name in client.id, metrics and logs. For operators."
     )
     listen: Listen = Field(default=Listen(), description="Where clients come in. For operators.")
-    kafka: Kafka = Field(description="Where records come from. For operators.")
+    kafka: Clusters = Field(
+        description="Where records come from: one Kafka, or several by name. For operators."
+    )
     routes: tuple[Route, ...] = Field(
         default=(), description="Which paths stream what. For clients."
     )
@@ -47,10 +50,41 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _named(self) -> Self:
-        if not self.kafka.client_id:
-            kafka = self.kafka.model_copy(update={"client_id": f"gateway-{self.name}"})
-            object.__setattr__(self, "kafka", kafka)
+        named = {name: self._client(kafka) for name, kafka in self.clusters.items()}
+        object.__setattr__(self, "kafka", named.get("", named))
         return self
+
+    def _client(self, kafka: Kafka) -> Kafka:
+        if kafka.client_id:
+            return kafka
+        return kafka.model_copy(update={"client_id": f"gateway-{self.name}"})
+
+    @property
+    def clusters(self) -> Mapping[str, Kafka]:
+        """By name; one that has none by an empty one."""
+        return {"": self.kafka} if isinstance(self.kafka, Kafka) else self.kafka
+
+    def cluster_of(self, route: Route) -> str:
+        """The name of the cluster that a route is of."""
+        topics = {
+            name: [topic.name for topic in kafka.topics] for name, kafka in self.clusters.items()
+        }
+        found = having(topics, route.with_.sources) if len(topics) > 1 else list(topics)
+        return route.with_.kafka or (found or list(topics))[0]
+
+    def clusters_of(self, topics: Iterable[str]) -> list[str]:
+        """The names of the clusters that list all of these; of the only one in any case."""
+        wanted = list(topics)
+        several = len(self.clusters) > 1
+        return [
+            name
+            for name, kafka in self.clusters.items()
+            if not several or all(kafka.topic(topic) for topic in wanted)
+        ]
+
+    def kafka_of(self, route: Route) -> Kafka:
+        """The cluster that a route is of."""
+        return self.clusters[self.cluster_of(route)]
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:

@@ -10,6 +10,7 @@ from .fields import Secret
 from .guard import Guard, Http
 from .guarded import is_loopback
 from .jwt import Jwt
+from .kafka import Kafka
 from .listen import Allow, Expose
 from .section import Section
 from .units import show_size
@@ -20,18 +21,13 @@ if TYPE_CHECKING:
 
 def warnings(settings: Settings) -> Iterator[str]:
     """One line each: `option: what; what to do`."""
-    kafka = settings.kafka
-    caches = sum(topic.cache.bytes for topic in kafka.topics)
+    clusters = settings.clusters
+    caches = sum(topic.cache.bytes for kafka in clusters.values() for topic in kafka.topics)
     if caches > settings.memory:
         bound, want = show_size(settings.memory), show_size(caches)
         yield f"memory: {bound} is less than all caches, {want}; raise it or lower them"
-    tls, sasl = kafka.security.tls, kafka.security.sasl
-    if tls and not tls.verify:
-        yield "kafka.security.tls.verify: anyone may pose as the broker; use it for tests only"
-    if sasl and not tls:
-        yield "kafka.security.sasl: credentials travel unencrypted; add kafka.security.tls"
-    if kafka.servers == "embedded" and (tls or sasl):
-        yield "kafka.security: the embedded broker has none; remove it"
+    for name, kafka in clusters.items():
+        yield from _kafka(f"kafka.{name}" if name else "kafka", kafka)
     of_routes = ((f"routes[{n}]", each.access_control) for n, each in enumerate(settings.routes))
     for way, access in (("listen", settings.listen.access_control), *of_routes):
         unread = access is not None and access.policy == "same-origin"
@@ -41,6 +37,16 @@ def warnings(settings: Settings) -> Iterator[str]:
         yield from _guard(f"guards.{name}", guard)
     for option in literal_secrets(settings):
         yield f"{option}: a secret stands in the file; use ${{env.NAME}} or ${{file:path}}"
+
+
+def _kafka(way: str, kafka: Kafka) -> Iterator[str]:
+    tls, sasl = kafka.security.tls, kafka.security.sasl
+    if tls and not tls.verify:
+        yield f"{way}.security.tls.verify: anyone may pose as the broker; use it for tests only"
+    if sasl and not tls:
+        yield f"{way}.security.sasl: credentials travel unencrypted; add {way}.security.tls"
+    if kafka.servers == "embedded" and (tls or sasl):
+        yield f"{way}.security: the embedded broker has none; remove it"
 
 
 def _guard(way: str, guard: Guard) -> Iterator[str]:

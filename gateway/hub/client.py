@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..core.counted import Sum
@@ -54,7 +54,7 @@ class Standing(NamedTuple):
 
 class Handover(NamedTuple):
     """What one that ends as `CHANGED` leaves to the client in its place: where it stood among
-    these topics, and what was left of its terms.
+    these topics of a cluster, and what was left of its terms.
 
     records: after which it ends.
     got:     the sum of what went out, on wires that count.
@@ -63,6 +63,7 @@ class Handover(NamedTuple):
     """
 
     position: bytes
+    cluster: str
     topics: frozenset[str]
     number: int
     until: Mapping[TopicPartition, int] | None
@@ -302,10 +303,15 @@ class Client:
         """To be taken once it has begun and is told to end as `CHANGED`, before it is closed."""
         subscription = self.subscription
         return Handover(
-            subscription.position, frozenset(subscription.channel.tail.ids), self.number,
+            subscription.position, self._hub.name,
+            frozenset(subscription.channel.tail.ids), self.number,
             subscription.until, subscription.count, self.credit, subscription.got, self.ends_at,
             None if self._allowance is None else self._allowance.throttle,
         )  # fmt: skip
+
+    def after(self, left: Callable[[], None]) -> None:
+        """Call it once this client is gone."""
+        self._hub.after(self, left)
 
     # pushed to an outlet
 

@@ -14,19 +14,28 @@ from ..telemetry.tallies import Requests
 from ..telemetry.traffic import Behind, Traffic
 from .feeds import STALE, Feeds
 from .hub import Hub
+from .hubs import Hubs
 
 LEADERLESS, RECOVERING = "leaderless", "recovering"
 
 
+def read_all(hubs: Hubs, figures: Figures) -> None:
+    """Add what there is to know of all hubs."""
+    figures.add(catalog.WEBSOCKETS, len(hubs.leaving))
+    figures.add(catalog.MEMORY_LIMIT, hubs.settings.memory)
+    for hub in hubs:
+        read(hub, figures)
+
+
 def read(hub: Hub, figures: Figures) -> None:
-    """Add what there is to know of a hub."""
+    """Add what there is to know of a hub and its cluster. A route is of one cluster, so what is
+    counted by routes goes without its name."""
     for traffic in hub.traffics:
         _traffic(traffic, figures)
     _behind(hub.behind, figures)
+    figures = figures.of(hub.name)
     figures.count(catalog.REPLIES, hub.replies)
-    figures.add(catalog.WEBSOCKETS, len(hub.leaving))
     figures.add(catalog.REACHABLE, hub.started and hub.cluster.reachable)
-    figures.add(catalog.MEMORY_LIMIT, hub.settings.memory)
     if not hub.started:
         return
     for reader, fetcher in (("tail", hub.feeds.fetcher), ("catchup", hub.archive.fetcher)):

@@ -7,11 +7,11 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
-from ..config import Rate, Settings
+from ..config import Kafka, Rate, Settings
 from ..core.channel import Channel, Encoder
 from ..core.log import Log
 from ..core.position import Position
@@ -61,22 +61,33 @@ TailKey: TypeAlias = tuple[tuple[str, ...], float | None]  # topics, interval
 
 
 class Hub:
-    """All streams of one cluster. `start` and `close` it in the loop, as often as needed."""
+    """All streams of one cluster. `start` and `close` it in the loop, as often as needed.
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    name:    of the cluster, where there are several.
+    numbers: of its clients.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings,
+        name: str = "",
+        numbers: Iterator[int] | None = None,
+    ) -> None:
         self.cluster = cluster
         self.settings = settings
-        self.topics = Topics(cluster, settings.kafka)
+        self.name = name
+        self.beside: Sequence[Hub] = (self,)  # all of this process: `memory` is of all of them
+        self.topics = Topics(cluster, self.kafka)
         self.clients: set[Client] = set()
         self.started = False
         self.draining = False
-        self.leaving: set[Callable[[], None]] = set()  # told when the gateway drains
         self.tracing: Tracing | None = None  # from the next start on
         self.traffics = Traffics()
         self.replies: Counter[tuple[str, str]] = Counter()  # to requests, by topic and outcome
         self.behind = Behind()  # as of a moment ago
         self.memory: dict[str, int] = {}  # bytes in use, by part, as of a moment ago
-        self._numbers = itertools.count(1)
+        self._numbers = numbers or itertools.count(1)
         self._after: dict[Client, Callable[[], None]] = {}
         self._tails: dict[TailKey, SharedTail] = {}
         self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
@@ -92,13 +103,18 @@ class Hub:
         self.snapshots: Snapshots
         self.documents: Documents
 
+    @property
+    def kafka(self) -> Kafka:
+        """The options of its cluster."""
+        return self.settings.clusters[self.name]
+
     async def start(self) -> None:
         self.started, self.draining = True, False
-        self.topics = Topics(self.cluster, self.settings.kafka)
+        self.topics = Topics(self.cluster, self.kafka)
         self._tails.clear()
         pace = Pace()
         self.pump = Pump(pace, self.tracing)
-        self.herds = Herds(self.settings.memory // 8)
+        self.herds = Herds(self.settings.memory // 8 // len(self.beside))
         self.feeds = Feeds(self.cluster, self.topics.settings, pace)
         self.archive = Archive(self.cluster, self.topics.settings)
         self.epochs = Epochs(self.cluster)
@@ -133,8 +149,6 @@ class Hub:
         self.draining = True
         for client in list(self.clients):
             client.end(reason)
-        for leave in list(self.leaving):
-            leave()
 
     def leave(self, client: Client) -> None:
         self.clients.discard(client)
@@ -367,10 +381,9 @@ class Hub:
 
     def _bound_memory(self, now: float) -> None:
         """Old entries go; then those over their topic's `cache`, and over the process's `memory`:
-        each partition gives up its share."""
-        logs = [feed.log for feed in self.feeds.by_partition.values()]
+        each partition gives up its share, whichever cluster it is of."""
         by_topic: dict[str, list[Log]] = {}
-        for each in logs:
+        for each in self.logs:
             each.expire(now)
             by_topic.setdefault(each.tp.topic, []).append(each)
         for name, some in by_topic.items():
@@ -378,11 +391,19 @@ class Hub:
         tails = self._tails.values()
         backlog = sum(reader.backlog for shared in tails for reader in shared.tail.readers)
         backlog += self.herds.size
-        self.archive.bound(backlog > self.settings.memory // 4)
         rings = sum(channel.bytes for shared in tails for channel in shared.channels.values())
         tables = self.snapshots.tables.bytes
         self.memory = {"rings": rings, "tables": tables, "backlog": backlog}
-        _shrink(logs, max(0, self.settings.memory - rings - tables - backlog))
+        every = [hub for hub in self.beside if hub.started]
+        behind = sum(hub.memory.get("backlog", 0) for hub in every)
+        self.archive.bound(behind > self.settings.memory // 4)
+        used = sum(sum(hub.memory.values()) for hub in every)
+        logs = [each for hub in every for each in hub.logs]
+        _shrink(logs, max(0, self.settings.memory - used))
+
+    @property
+    def logs(self) -> list[Log]:
+        return [feed.log for feed in self.feeds.by_partition.values()]
 
 
 def _shrink(logs: Sequence[Log], room: int) -> None:

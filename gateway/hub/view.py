@@ -15,6 +15,7 @@ class View:
     topics: in their order.
     binary: what `value` does with bytes that are not text.
     fields: of the value that are shown, by JSON pointer; all of it where there are none.
+    cluster: that has the topics, by its name; a position is of one cluster anyway.
     interval: seconds in which the latest of each key is sent; None for every record, at once.
     digest: the same in every process, so that any replica can tell whether a token is of it. A
             position is one of the view whatever its interval.
@@ -26,6 +27,7 @@ class View:
     binary: Binary
     fields: tuple[str, ...] = ()
     interval: float | None = None
+    cluster: str = ""
     digest: bytes = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 from .histogram import LATENCY, SIZE
 
+CLUSTER = "cluster"
+"""What figures of a cluster have as their last label, where it has a name."""
+
 
 class Kind(StrEnum):
     COUNTER = "counter"
@@ -38,6 +41,10 @@ class Metric(NamedTuple):
     unit: str = ""
     merge: Merge = Merge.SUM
     bounds: Sequence[float] = ()
+
+    def names(self, labels: Sequence[str]) -> Sequence[str]:
+        """Of the labels of a series, which may have one more."""
+        return self.labels if len(labels) == len(self.labels) else (*self.labels, CLUSTER)
 
     @property
     def shown(self) -> str:

@@ -6,7 +6,7 @@ Whoever has figures adds them; nothing is kept from one scrape to the next.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from . import catalog
 from .catalog import Merge, Metric
@@ -23,9 +23,17 @@ class Figures:
 
     def __init__(self) -> None:
         self._values: dict[str, dict[Labels, Value]] = {}
+        self._cluster: Labels = ()
+
+    def of(self, cluster: str) -> Self:
+        """The same, where what is added gets the name of its cluster as a further label; an empty
+        one is none."""
+        made = type(self)()
+        made._values, made._cluster = self._values, (cluster,) if cluster else ()
+        return made
 
     def add(self, metric: Metric, value: float, *labels: object) -> None:
-        self._take(metric, tuple(map(str, labels)), value)
+        self._take(metric, (*map(str, labels), *self._cluster), value)
 
     def count(self, metric: Metric, counts: Mapping[Any, float]) -> None:
         """Those of a Counter: its keys are labels, several in a tuple."""
@@ -34,7 +42,8 @@ class Figures:
             self.add(metric, value, *labels)
 
     def observed(self, metric: Metric, histogram: Histogram, *labels: object) -> None:
-        self._take(metric, tuple(map(str, labels)), [*histogram.counts, histogram.sum])
+        of = (*map(str, labels), *self._cluster)
+        self._take(metric, of, [*histogram.counts, histogram.sum])
 
     def plain(self) -> dict[str, list[Any]]:
         """As JSON, for another process."""

@@ -71,7 +71,8 @@ class Push:
     ) -> sdk.Sum | sdk.Gauge | sdk.Histogram:
         temporality = sdk.AggregationTemporality.CUMULATIVE
         series = [
-            (dict(zip(metric.labels, labels, strict=True)), v) for labels, v in values.items()
+            (dict(zip(metric.names(labels), labels, strict=True)), v)
+            for labels, v in values.items()
         ]
         if metric.kind is Kind.HISTOGRAM:
             points = [self._histogram(metric.bounds, of, value, now) for of, value in series]

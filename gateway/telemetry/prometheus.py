@@ -73,8 +73,9 @@ def _braced(metric: Metric, labels: Labels) -> str:
 
 
 def _pairs(metric: Metric, labels: Labels) -> str:
+    names = metric.names(labels)
     return ",".join(
-        [f'{name}="{_escaped(label)}"' for name, label in zip(metric.labels, labels, strict=True)]
+        [f'{name}="{_escaped(label)}"' for name, label in zip(names, labels, strict=True)]
     )
 
 

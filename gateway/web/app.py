@@ -58,9 +58,9 @@ class Application(Starlette):
     def __init__(self, gateway: Gateway, startup: Sequence[Startup] = (), **options: Any) -> None:
         super().__init__(**options, lifespan=self.lifespan)
         self.gateway = gateway
-        self.state.hub = gateway.hub
+        self.state.hubs = gateway.hubs
         self.turns: Turns | None = None
-        self._startup: list[Startup] = [*startup, partial(drain_with_the_server, gateway.hub)]
+        self._startup: list[Startup] = [*startup, partial(drain_with_the_server, gateway.hubs)]
 
     def beside(self, start: Startup) -> None:
         """Run this, too, from the start until the close."""
@@ -74,7 +74,8 @@ class Application(Starlette):
         Raises GatewayError if it runs already.
         """
         await self.gateway.start()
-        self.gateway.hub.publisher.turns = self.turns
+        for hub in self.gateway.hubs:
+            hub.publisher.turns = self.turns
         tasks = [asyncio.create_task(start()) for start in self._startup]
         try:
             yield
@@ -116,11 +117,11 @@ def create_app(
         *(_served(path, file) for path, file in files.items()),
     ]
     limits = Limits(settings.listen.limits, bus)
-    metrics = Metrics(gateway.hub, settings, limits, bus)
+    metrics = Metrics(gateway.hubs, settings, limits, bus)
     if settings.telemetry.metrics.prometheus is not None:
         routes.append(Route(settings.telemetry.metrics.prometheus, metrics.scrape))
     guards = Guards(settings, access)
-    streams = Routes(gateway.hub, settings, guards, limits)
+    streams = Routes(gateway.hubs, settings, guards, limits)
     renewals = Renewals(streams, bus)
     traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
     middleware = [
@@ -142,11 +143,13 @@ def create_app(
 def refuse_unserved(settings: Settings) -> None:
     """What is configured but not built is refused, never ignored. Raises ConfigError."""
     problems: list[str] = []
-    for n, topic in enumerate(settings.kafka.topics):
-        for name, model in (("key", topic.key), ("value", topic.value)):
-            if model.model not in ("bytes", "string", "json"):
-                what = f"model {model.model} is not served by this version"
-                problems.append(f"kafka.topics[{n}].{name}: {what}")
+    for cluster, kafka in settings.clusters.items():
+        way = f"kafka.{cluster}" if cluster else "kafka"
+        for n, topic in enumerate(kafka.topics):
+            for name, model in (("key", topic.key), ("value", topic.value)):
+                if model.model not in ("bytes", "string", "json"):
+                    what = f"model {model.model} is not served by this version"
+                    problems.append(f"{way}.topics[{n}].{name}: {what}")
     if problems:
         raise ConfigError([f"{problem}; remove it" for problem in problems])
 

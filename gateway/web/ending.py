@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from ..hub.hub import Hub
+from ..hub.hubs import Hubs
 
 EVERY = 0.25  # seconds
 
 
-async def drain_with_the_server(hub: Hub) -> None:
+async def drain_with_the_server(hubs: Hubs) -> None:
     """Drain once the server that has the process's signals was told to end."""
     while not _ends():  # noqa: ASYNC110 (a flag of another's server, which tells nobody)
         await asyncio.sleep(EVERY)
-    hub.drain()
+    hubs.drain()
 
 
 def _ends() -> bool:

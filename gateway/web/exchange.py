@@ -24,7 +24,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     match = await routes.admit(match, request)
     leave = await routes.limits.enter(request.scope, match.granted)
     try:
-        if routes.hub.draining:
+        if routes.hubs.draining:
             raise _draining()
         return await _answer(routes, match, request)
     except Left:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..hub.hub import Hub
+from ..hub.hubs import Hubs
 from .routes import NOT_STARTED
 
 _HEADERS = {"Cache-Control": "no-store"}
@@ -18,17 +20,25 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """200 when the brokers were reached and the bootstrap topics are warm; 503 says why not."""
-    hub: Hub = request.app.state.hub
-    reasons: list[str] = []
-    if not hub.started:
-        reasons.append(NOT_STARTED)
-    elif not hub.cluster.reachable:
-        error = hub.cluster.error
-        reasons.append(f"no broker was reached: {error or 'still connecting'}")
-    if hub.started:
-        reasons += [f"bootstrap topic {name} is not warm yet" for name in hub.topics.cold()]
-    if hub.draining:
+    """200 when the brokers were reached and the bootstrap topics are warm; 503 says why not. Of
+    several clusters, one that is away once it was reached takes nobody from the others."""
+    hubs: Hubs = request.app.state.hubs
+    reasons = [] if hubs.started else [NOT_STARTED]
+    away = 0
+    for hub in hubs if hubs.started else ():
+        found = list(_reasons(hub))
+        reasons += [f"{hub.name}: {each}" if hub.name else each for each in found]
+        away += bool(found) and hub.cluster.id is not None and not hub.topics.cold()
+    works = bool(reasons) and away == len(reasons) and away < len(hubs.by_name)
+    if hubs.draining:
         reasons.append("draining")
-    body: dict[str, Any] = {"status": "not ready" if reasons else "ready", "reasons": reasons}
-    return JSONResponse(body, 503 if reasons else 200, headers=_HEADERS)
+    is_ready = not reasons or (works and not hubs.draining)
+    body: dict[str, Any] = {"status": "ready" if is_ready else "not ready", "reasons": reasons}
+    return JSONResponse(body, 200 if is_ready else 503, headers=_HEADERS)
+
+
+def _reasons(hub: Hub) -> Iterator[str]:
+    if not hub.cluster.reachable:
+        yield f"no broker was reached: {hub.cluster.error or 'still connecting'}"
+    for name in hub.topics.cold():
+        yield f"bootstrap topic {name} is not warm yet"

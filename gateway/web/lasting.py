@@ -106,7 +106,7 @@ class HttpStream(Opened):
 
     def _take(self, client: Client) -> None:
         self._client = client
-        self.routes.hub.after(client, self._left)
+        client.after(self._left)
 
     def _left(self) -> None:
         """Its client is gone; one that is pulled also where another is to come."""

@@ -44,9 +44,10 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     view, key = _asked(await routes.view(match, pairs(request)))
     known = ",".join(request.headers.getlist("if-none-match"))
     wait = preferences(request).wait
-    shown = await _latest(routes.hub, view, key)
+    hub = routes.hubs.of(view.cluster)
+    shown = await _latest(hub, view, key)
     if wait and _is_known(shown, known):
-        coming = _other(routes.hub, view, key, shown, _bounded(match, wait))
+        coming = _other(hub, view, key, shown, _bounded(match, wait))
         shown = await while_there(request, coming)
     if shown is None:
         raise RequestError(404, "No document", "there is no record of this key, or it is deleted")
@@ -56,7 +57,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
         headers["Preference-Applied"] = f"wait={wait:g}"
     if names(known, shown.tag):
         return Response(status_code=304, headers=headers)
-    content, media = _content(routes.hub, view, shown.record)
+    content, media = _content(hub, view, shown.record)
     return Response(content, headers={**headers, **SAFE, "Content-Type": media})
 
 

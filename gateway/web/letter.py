@@ -23,13 +23,14 @@ Headers: TypeAlias = Sequence[tuple[str, bytes]]
 
 
 class Letter(NamedTuple):
-    """scope: of its idempotency key; equal keys of two routes are two."""
+    """scope: of its idempotency key; equal keys of two routes are two. cluster: by its name."""
 
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Headers
     scope: str
+    cluster: str = ""
 
 
 async def letter_of(
@@ -85,7 +86,7 @@ def passed(view: View, letter: Letter) -> Letter:
     record = Record(at, 0, 0, 0, letter.key, letter.value, tuple(letter.headers))
     if not view.filters.matches(record):
         raise _forbidden("this record does not pass the filters of its route; write one that does")
-    return letter
+    return letter._replace(cluster=view.cluster)
 
 
 def _deletes(route: Route) -> bool:

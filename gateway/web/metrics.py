@@ -13,8 +13,8 @@ from starlette.responses import Response
 
 from .. import __version__
 from ..config import Settings
-from ..hub import figures as hubs
-from ..hub.hub import Hub
+from ..hub import figures as of_hubs
+from ..hub.hubs import Hubs
 from ..telemetry import catalog, logs
 from ..telemetry.aside import aside
 from ..telemetry.figures import Figures
@@ -41,8 +41,8 @@ class Metrics:
     more: who else has figures, and adds them.
     """
 
-    def __init__(self, hub: Hub, settings: Settings, limits: Limits, bus: Bus) -> None:
-        self._hub = hub
+    def __init__(self, hubs: Hubs, settings: Settings, limits: Limits, bus: Bus) -> None:
+        self._hubs = hubs
         self._settings = settings
         self._limits = limits
         self._bus = bus
@@ -53,7 +53,7 @@ class Metrics:
     def own(self) -> Figures:
         """Of this process."""
         figures, worker = Figures(), self._bus.worker
-        hubs.read(self._hub, figures)
+        of_hubs.read_all(self._hubs, figures)
         figures.count(catalog.REFUSED_CONNECTIONS, self._limits.refused)
         figures.count(catalog.REFUSED_REQUESTS, problems.answered)
         figures.count(catalog.LOGGED, logs.lines)

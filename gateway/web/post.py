@@ -34,7 +34,7 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     RequestError and KafkaError."""
     letter = await letter_of(routes, match, request)
     if match.route.with_.acks == "none" and not _is_conditional(request):
-        routes.hub.publisher.begin(write(routes, request, letter))
+        routes.hubs.of(letter.cluster).publisher.begin(write(routes, request, letter))
         return JSONResponse({"topic": letter.topic}, 202, UNCACHED)
     done = await write(routes, request, letter)
     made = letter.value is not None and not done.repeated
@@ -72,14 +72,18 @@ async def write(routes: Routes, request: Request, letter: Letter) -> Produced:
     own. Raises as `Writer.send`, and RequestError 412."""
     allowed, alone = _condition(routes, request, letter)
     async with alone:
-        return await routes.hub.publisher.writer().send(
-            letter.topic,
-            letter.key,
-            letter.value,
-            letter.headers,
-            idempotency_key=idempotency_key(request),
-            scope=letter.scope,
-            allowed=allowed,
+        return (
+            await routes.hubs.of(letter.cluster)
+            .publisher.writer()
+            .send(
+                letter.topic,
+                letter.key,
+                letter.value,
+                letter.headers,
+                idempotency_key=idempotency_key(request),
+                scope=letter.scope,
+                allowed=allowed,
+            )
         )
 
 
@@ -132,10 +136,10 @@ def _condition(
     """What must hold when the record is written, and what keeps others out until it is."""
     if not _is_conditional(request):
         return None, nullcontext()
-    if letter.key is None or not _is_shown(routes, letter.topic):
+    if letter.key is None or not _is_shown(routes, letter):
         what = "this route compares nothing, as its records are no documents; leave it out"
         raise _bad(f"If-Match, If-None-Match: {what}")
-    hub, key = routes.hub, letter.key
+    hub, key = routes.hubs.of(letter.cluster), letter.key
     wanted = ",".join(request.headers.getlist("if-match"))
     unwanted = ",".join(request.headers.getlist("if-none-match"))
 
@@ -151,10 +155,12 @@ def _condition(
     return allowed, hub.documents.alone(letter.topic, key)
 
 
-def _is_shown(routes: Routes, topic: str) -> bool:
+def _is_shown(routes: Routes, letter: Letter) -> bool:
     """Whoever compares has the topic read whole: for the operator to allow."""
     return any(
-        route.with_.capability == "fetch" and any(t.may_be(topic) for t in route.with_.sources)
+        route.with_.capability == "fetch"
+        and any(t.may_be(letter.topic) for t in route.with_.sources)
+        and routes.hub_of(route).name == letter.cluster
         for route in routes.settings.routes
     )
 

@@ -17,17 +17,17 @@ MOST_PRODUCES = 100  # of one socket, under way
 class Produces:
     """See the module. under_way: how many."""
 
-    __slots__ = ("_caller", "_routes", "_writer", "under_way")
+    __slots__ = ("_caller", "_routes", "_writers", "under_way")
 
     def __init__(self, routes: Routes, caller: Caller) -> None:
         self._routes = routes
         self._caller = caller
-        self._writer: Writer | None = None
+        self._writers: dict[str, Writer] = {}
         self.under_way = 0
 
     def take_on(self, said: Produce, *, closing: bool) -> None:
         """Raises RequestError if it comes too late, or is one too many."""
-        if self._routes.hub.draining or closing:
+        if self._routes.hubs.draining or closing:
             detail = "this connection is about to be closed; repeat it over a new one"
             raise RequestError(503, "Draining", detail)
         if self.under_way >= MOST_PRODUCES:
@@ -38,12 +38,10 @@ class Produces:
     async def write(self, said: Produce, path: str | None, token: str | None) -> dict[str, Any]:
         """One that was taken on; what `produced` says of it. path: with its query; None to find one
         by the topic. Raises RequestError and KafkaError, and HTTPException 404."""
-        if self._writer is None:
-            self._writer = self._routes.hub.publisher.writer()
         try:
             connection = self._caller.connection()
             letter = await letter_of(self._routes, said, path, connection, token)
-            done = await self._writer.send(
+            done = await self._to(letter.cluster).send(
                 letter.topic,
                 letter.key,
                 letter.value,
@@ -55,3 +53,9 @@ class Produces:
             self.under_way -= 1
         told = {"topic": done.topic, "partition": done.partition, "offset": done.offset}
         return {**told, "repeated": True} if done.repeated else told
+
+    def _to(self, cluster: str) -> Writer:
+        writer = self._writers.get(cluster)
+        if writer is None:
+            writer = self._writers[cluster] = self._routes.hubs.of(cluster).publisher.writer()
+        return writer

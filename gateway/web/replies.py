@@ -197,14 +197,14 @@ class Replies:
 
 
 class Replying:
-    """The replies of a hub, by their topic."""
+    """The replies that are waited for, by their topic."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._by: dict[tuple[str, str], Replies] = {}
+    def __init__(self) -> None:
+        self._by: dict[tuple[str, str, str], Replies] = {}
 
-    def of(self, topic: str, header: str) -> Replies:
-        found = self._by.get((topic, header))
+    def of(self, hub: Hub, topic: str, header: str) -> Replies:
+        name = hub.name, topic, header
+        found = self._by.get(name)
         if found is None:
-            found = self._by[topic, header] = Replies(self._hub, topic, header)
+            found = self._by[name] = Replies(hub, topic, header)
         return found

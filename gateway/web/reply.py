@@ -20,8 +20,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..config.producing import OWN, Correlation
-from ..config.route import With
 from ..errors import RequestError
+from ..hub.hub import Hub
 from ..hub.writer import Produced
 from . import post
 from .leaving import Left, while_there
@@ -50,7 +50,7 @@ async def ask(routes: Routes, match: Match, request: Request) -> Response:
     """The reply, or 202. Raises RequestError (504 for no reply in time), KafkaError and Left."""
     with_, prefer = match.route.with_, preferences(request)
     letter = await post.letter_of(routes, match, request)
-    id, replies = correlation_id(match, post.idempotency_key(request)), _replies(routes, with_)
+    id, replies = correlation_id(match, post.idempotency_key(request)), _replies(routes, match)
     named, topic = with_.correlation or Correlation(), replies.topic
     told = [(named.reply_to, topic.encode()), (named.correlation_id, id.encode())]
     within = TIMEOUT if with_.timeout is None else with_.timeout
@@ -68,7 +68,7 @@ async def ask(routes: Routes, match: Match, request: Request) -> Response:
             raise
     if reply is not None:
         replies.answered()
-        return answer(routes, replies.topic, reply)
+        return answer(routes.hub_of(match.route), replies.topic, reply)
     if later:
         return _accepted(request, _location(request, match, id), done)
     replies.missed(id, "timeout")
@@ -83,7 +83,7 @@ async def later(routes: Routes, match: Match, request: Request) -> Response:
     if told is None or told[1][-16:] != _owner(match):
         raise RequestError(404, "No such reply", "there is no request of yours with this id")
     id, since = told[1], int(told[2], 16)
-    replies = _replies(routes, match.route.with_)
+    replies = _replies(routes, match)
     await replies.begin()
     with replies.expect(id) as coming:
         if not coming.done():
@@ -91,7 +91,7 @@ async def later(routes: Routes, match: Match, request: Request) -> Response:
         reply = await _reply(request, coming, preferences(request).wait or 0.0)
     if reply is not None:
         replies.answered()
-        return answer(routes, replies.topic, reply)
+        return answer(routes.hub_of(match.route), replies.topic, reply)
     if time.time() - since > WINDOW:
         raise RequestError(410, "Reply gone", "a reply is kept for ten minutes; ask anew")
     return _accepted(request, request.scope.get("root_path", "").rstrip("/") + match.path, None)
@@ -105,7 +105,7 @@ def correlation_id(match: Match, idempotency_key: str | None) -> str:
     return f"{blake2b(whole.encode(), digest_size=16).hexdigest()}-{_owner(match)}"
 
 
-def answer(routes: Routes, topic: str, reply: Reply) -> Response:
+def answer(hub: Hub, topic: str, reply: Reply) -> Response:
     """The reply as HTTP has it. Raises RequestError 502 for a `:status` that is none."""
     said = next((text for name, text in reply.headers if name == ":status" and text), b"200")
     if not _STATUS.fullmatch(said):
@@ -114,7 +114,7 @@ def answer(routes: Routes, topic: str, reply: Reply) -> Response:
     status = int(said)
     response = Response(status_code=status)
     if status not in BODILESS:
-        media = media_of(reply.headers, routes.hub.topics.settings(topic))
+        media = media_of(reply.headers, hub.topics.settings(topic))
         response = Response(reply.value or b"", status, headers={"Content-Type": media})
     for name, text in _kept(reply):
         response.headers.append(name, text)
@@ -133,9 +133,11 @@ def _kept(reply: Reply) -> Iterator[tuple[str, str]]:
             yield name, content.decode("latin-1")
 
 
-def _replies(routes: Routes, with_: With) -> Replies:
+def _replies(routes: Routes, match: Match) -> Replies:
+    with_ = match.route.with_
     assert with_.reply_to is not None
-    return routes.replying.of(with_.reply_to, (with_.correlation or Correlation()).correlation_id)
+    header = (with_.correlation or Correlation()).correlation_id
+    return routes.replying.of(routes.hub_of(match.route), with_.reply_to, header)
 
 
 def _owner(match: Match) -> str:

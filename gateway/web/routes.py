@@ -15,6 +15,7 @@ from ..core.slow import SlowClient
 from ..errors import RequestError, TokenError
 from ..hub.client import Client, Handover
 from ..hub.hub import Hub
+from ..hub.hubs import Hubs
 from ..hub.messages import WebSocket
 from ..hub.resume import Start
 from ..hub.view import View
@@ -59,17 +60,17 @@ class Match(NamedTuple):
 class Routes:
     """The configured routes of one gateway."""
 
-    def __init__(self, hub: Hub, settings: Settings, access: Access, limits: Limits) -> None:
-        self.hub = hub
+    def __init__(self, hubs: Hubs, settings: Settings, access: Access, limits: Limits) -> None:
+        self.hubs = hubs
         self.settings = settings
         self.limits = limits
         self.openings = Openings()
         self._access = access
-        self._views = Views(hub, settings)
+        self._views = Views(hubs, settings)
         self._told = False
         self.paths = Paths(settings.routes)
         self.cors = Cors.of(settings)
-        self.replying = Replying(hub)
+        self.replying = Replying()
 
     def match(self, path: str, method: str | None = None) -> Match:
         """The route of a path, percent-encoded as it came. method: None for a stream.
@@ -88,7 +89,7 @@ class Routes:
 
     def must_run(self) -> None:
         """Raises RequestError 503 where nobody started the gateway."""
-        if not self.hub.started:
+        if not self.hubs.started:
             if not self._told:
                 log.error(NOT_STARTED)
                 self._told = True
@@ -143,6 +144,8 @@ class Routes:
         """A client in the place of another: from where that one stood; among topics of which it
         read none, from where the query says. Raises as `open`."""
         view, told = await self.view(match, asked), {"lastEventId": ""}
+        if after.cluster != view.cluster:
+            after = after._replace(topics=frozenset(), until=None)
         if not after.topics.isdisjoint(view.topics):
             told["lastEventId"] = after.position.decode()
         start, _ = self._start(match.route, view, request_of("/", over(asked, told)))
@@ -173,7 +176,7 @@ class Routes:
         after: Handover | None = None,
     ) -> Client:
         with_ = match.route.with_
-        client = await self.hub.subscribe(
+        client = await self.hubs.of(view.cluster).subscribe(
             view,
             start,
             wire,
@@ -189,6 +192,9 @@ class Routes:
         note(stream=client.number)
         return client
 
+    def hub_of(self, route: Route) -> Hub:
+        return self.hubs.of(self._views.cluster_of(route))
+
     def challenge(self, guard: str) -> float | None:
         """Seconds before its grants are over that a guard wants a new token; None if it takes
         none."""
@@ -196,8 +202,9 @@ class Routes:
 
     def _default(self, view: View) -> Literal["live", "earliest"]:
         """`defaultOffset`: historical only if every topic of the view is."""
+        topics = self.hubs.of(view.cluster).topics
         for name in view.topics:
-            if self.hub.topics.settings(name).default_offset != "historical":
+            if topics.settings(name).default_offset != "historical":
                 return "live"
         return "earliest"
 

@@ -16,7 +16,7 @@ from typing import cast
 import uvicorn
 
 from ..config import Logs, Settings
-from ..hub.hub import Hub
+from ..hub.hubs import Hubs
 from ..telemetry import logs
 from .app import Application, Startup, create_app
 from .certificate import TlsContext
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """Ends the streams, with a word and a time to come back, before it closes."""
 
-    hub: Hub
+    hubs: Hubs
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -45,11 +45,11 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Who asks whether it is ready hears that it is not, before it takes nobody any more."""
-        self.hub.draining = True
+        self.hubs.refuse()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.hub.drain()
+        self.hubs.drain()
         await super().shutdown(sockets)
 
 
@@ -107,7 +107,7 @@ def run(app: Application, settings: Settings, listening: socket.socket) -> None:
     )
     GatewayProtocol.prepare(listening)
     server = Server(config)
-    server.hub = app.gateway.hub
+    server.hubs = app.gateway.hubs
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
     _calm_the_collector()
     with runner, contextlib.suppress(KeyboardInterrupt):
@@ -131,16 +131,21 @@ def _websockets(drain_timeout: float) -> type[WebSocketProtocol]:
 @contextlib.contextmanager
 def embedded(settings: Settings) -> Iterator[Settings]:
     """`servers: embedded` brings a Kafka within the process, with the topics of the file."""
-    if settings.kafka.servers != "embedded":
+    found = {n: k for n, k in settings.clusters.items() if k.servers == "embedded"}
+    if not found:
         yield settings
         return
     from ..kafka.embedded import EmbeddedKafka
 
-    topics = {topic.name: EMBEDDED_PARTITIONS for topic in settings.kafka.topics}
-    with EmbeddedKafka(topics=topics) as kafka:
-        print(f"embedded Kafka on {','.join(kafka.bootstrap)}", flush=True)
-        own = settings.kafka.model_copy(update={"servers": tuple(kafka.bootstrap)})
-        yield settings.model_copy(update={"kafka": own})
+    with contextlib.ExitStack() as stack:
+        made = dict(settings.clusters)
+        for name, kafka in found.items():
+            topics = {topic.name: EMBEDDED_PARTITIONS for topic in kafka.topics}
+            own = stack.enter_context(EmbeddedKafka(topics=topics))
+            of = f" {name}" if name else ""
+            print(f"embedded Kafka{of} on {','.join(own.bootstrap)}", flush=True)
+            made[name] = kafka.model_copy(update={"servers": tuple(own.bootstrap)})
+        yield settings.model_copy(update={"kafka": made.get("", made)})
 
 
 EMBEDDED_PARTITIONS = 12

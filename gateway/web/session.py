@@ -65,11 +65,11 @@ class Session(Conversation):
     def start(self, socket: Socket, match: Match | None, query: Query) -> None:
         """match: of the stream of a route's own path, which is `open`ed then; None on MULTIPLEX."""
         self.socket = socket
-        hub = self.routes.hub
-        hub.leaving.add(self._leave)
+        hubs = self.routes.hubs
+        hubs.leaving.add(self._leave)
         if match is not None:
             self._own = self._streams[None] = Subscribed(self, None, match, query, alone=True)
-        if hub.draining:  # since the handshake
+        if hubs.draining:  # since the handshake
             self._leave()
 
     async def open(self, handshake: HTTPConnection) -> None:
@@ -97,7 +97,7 @@ class Session(Conversation):
 
     def lost(self, code: int, reason: str) -> None:
         super().lost(code, reason)
-        self.routes.hub.leaving.discard(self._leave)
+        self.routes.hubs.leaving.discard(self._leave)
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
@@ -209,7 +209,7 @@ class Session(Conversation):
             self._end(stream, FAILED)
 
     def ended(self, stream: Subscribed) -> None:
-        self._end(stream, RESTART if self.routes.hub.draining else NORMAL)
+        self._end(stream, RESTART if self.routes.hubs.draining else NORMAL)
 
     def _end(self, stream: Subscribed, code: int) -> None:
         stream.close()

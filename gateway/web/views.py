@@ -18,7 +18,7 @@ from ..config.template import Template
 from ..core.filters import Filters
 from ..core.glob import fits, is_glob
 from ..errors import RequestError, UnknownTopic
-from ..hub.hub import Hub
+from ..hub.hubs import Hubs
 from ..hub.view import View
 from .access import NOBODY, Granted
 
@@ -65,9 +65,14 @@ NOTHING = Chosen()
 class Views:
     """The views of requests to one gateway."""
 
-    def __init__(self, hub: Hub, settings: Settings) -> None:
-        self._hub = hub
-        self._configured = frozenset(topic.name for topic in settings.kafka.topics)
+    def __init__(self, hubs: Hubs, settings: Settings) -> None:
+        self._hubs = hubs
+        self._settings = settings
+        self._clusters = {id(route): settings.cluster_of(route) for route in settings.routes}
+        self._configured = {
+            name: frozenset(topic.name for topic in kafka.topics)
+            for name, kafka in settings.clusters.items()
+        }
         self._made: dict[Hashable, View] = {}
 
     async def of(
@@ -87,11 +92,17 @@ class Views:
         if chosen is None and not route.with_.allow:
             return self._known(route, params, asked, granted)
         chosen = chosen_of(asked) if chosen is None else chosen
-        known = self._configured
+        cluster = self.cluster_of(route)
+        known = self._configured[cluster]
         fill = Fill(params, dict(asked), granted)
         if route.with_.allow and any(map(is_glob, _sources(route, fill))):
-            known |= await self._hub.cluster.topics()
-        return view_of(route, fill, chosen, known=known)
+            known |= await self._hubs.of(cluster).cluster.topics()
+        return view_of(route, fill, chosen, known=known, cluster=cluster)
+
+    def cluster_of(self, route: Route) -> str:
+        """The name of the cluster that a route is of."""
+        known = self._clusters.get(id(route))
+        return self._settings.cluster_of(route) if known is None else known
 
     def _known(
         self,
@@ -105,7 +116,9 @@ class Views:
         view = self._made.get(key)
         if view is None:
             fill = Fill(params, dict(asked), granted)
-            view = view_of(route, fill, chosen_of(asked), known=self._configured)
+            cluster = self.cluster_of(route)
+            known = self._configured[cluster]
+            view = view_of(route, fill, chosen_of(asked), known=known, cluster=cluster)
             if sum(len(name) + len(text) for name, text in (*params.items(), *asked)) < SHORT:
                 if len(self._made) >= MOST_MADE:
                     self._made.clear()
@@ -133,7 +146,14 @@ def chosen_of(query: Iterable[tuple[str, str]]) -> Chosen:
         raise _bad(f"?fields=: {error}") from None
 
 
-def view_of(route: Route, fill: Fill, chosen: Chosen = NOTHING, *, known: Collection[str]) -> View:
+def view_of(
+    route: Route,
+    fill: Fill,
+    chosen: Chosen = NOTHING,
+    *,
+    known: Collection[str],
+    cluster: str = "",
+) -> View:
     """The view of one request.
 
     known: topics that may be served; of a route with `allow`, those that a pattern may mean.
@@ -147,6 +167,7 @@ def view_of(route: Route, fill: Fill, chosen: Chosen = NOTHING, *, known: Collec
         with_.binary,
         _fields(route, chosen.fields, shown),
         with_.interval,
+        cluster,
     )
 
 

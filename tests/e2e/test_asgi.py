@@ -94,7 +94,7 @@ async def test_a_live_stream_has_no_delay_and_ends_with_its_client(
     running: Running, kafka: Broker, topic: str, oracle: Oracle
 ):
     app = app_for(kafka, topic)
-    hub = app.state.hub
+    hub = app.gateway.hub
     async with running(app) as url:
         async with RawClient(f"{url}/records/{topic}") as client:
             await client.wait(1)
@@ -135,11 +135,11 @@ async def test_a_websocket_session_is_the_same_on_servers_that_frame_messages_th
             for events in ([*slow, *socket.events("again")], own.events()):
                 assert len(heard(events)) == 10
                 oracle.check_events(events)
-            app.state.hub.drain()
+            app.state.hubs.drain()
             assert await own.closed() == await socket.closed() == 1012
             for label in ("a", "again"):
                 assert (await socket.next(label, "end"))["reason"] == "drain"
-        await until(lambda: not app.state.hub.clients, "the end of the subscriptions")
+        await until(lambda: not app.gateway.hub.clients, "the end of the subscriptions")
 
 
 @pytest.mark.needs("curl")

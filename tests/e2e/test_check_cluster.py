@@ -284,7 +284,7 @@ async def test_servers_of_two_clusters_are_told(world: World, tmp_path: Path):
     with EmbeddedKafka() as other:
         world.of_kafka["servers"] += other.bootstrap
         code, found = await check(world.config, tmp_path)
-    assert code == 1 and found["kafka.servers"][1].startswith("they are of 2 clusters")
+    assert code == 1 and found["servers"][1].startswith("they are of 2 clusters")
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for_for_long(tmp_path: Path):

@@ -119,7 +119,7 @@ async def test_what_counts_and_until_when(kafka: EmbeddedKafka):
             async with Multiplex(url, PATH) as own:
                 await own.next(None, "begin")
                 await until(lambda: limits.held == 2)
-                app.state.hub.drain()
+                app.state.hubs.drain()
                 assert (await waiting).status_code == 200
                 assert await own.closed() == 1012
             await nobody()

@@ -131,9 +131,9 @@ async def test_a_stream_that_is_being_opened_when_the_gateway_drains_is_told(kaf
         await late.subscribe("a", "/records/stock")
         for n in range(20):
             await socket.say("subscribe", id=f"{n}", path="/records/orders")
-        await until(lambda: app.state.hub.topics.held, every=0)
+        await until(lambda: app.gateway.hub.topics.held, every=0)
         await late.say("change", id="a", path="/records/large")
-        app.state.hub.drain()
+        app.state.hubs.drain()
         for each in (socket, idle, late):
             assert await each.closed() == 1012
         begun = {message["id"] for message in socket.said if message["type"] == "begin"}
@@ -141,7 +141,7 @@ async def test_a_stream_that_is_being_opened_when_the_gateway_drains_is_told(kaf
         assert begun == ends.keys() and begun
         assert all(end["reason"] == "drain" and end["position"] for end in ends.values())
         assert late.of("a")[-1]["reason"] == "drain"
-        assert not app.state.hub.clients and not app.state.hub.leaving
+        assert not app.gateway.hub.clients and not app.state.hubs.leaving
 
 
 async def say(socket: Multiplex, kind: str, **members: Any) -> None:
@@ -161,12 +161,13 @@ async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing
 ):
     await oracle.produce("large", 300, fields={"pad": "x" * 10_000})
     async with in_process(config(kafka)) as (url, app):
-        hub = app.state.hub
+        hub = app.gateway.hub
         async with AsyncExitStack() as stack:
             await blocked(stack, url, 3)
             for n in range(BEFORE):
                 await come_and_go(url, oracle, n)
-        await until(lambda: not hub.clients and not hub.leaving, "the first ones' end", WITHIN)
+        leaving = app.state.hubs.leaving
+        await until(lambda: not hub.clients and not leaving, "the first ones' end", WITHIN)
         await until(lambda: not any("run_asgi" in name for name in held().tasks), "their requests")
         before = held()
         async with AsyncExitStack() as stack:
@@ -176,7 +177,7 @@ async def test_two_hundred_sockets_that_come_and_go_in_every_state_leave_nothing
                 else:
                     await come_and_go(url, oracle, n)
             assert len(hub.clients) >= SOCKETS // 20 * 3
-        await until(lambda: not hub.clients and not hub.leaving, lambda: f"{hub.clients}", WITHIN)
+        await until(lambda: not hub.clients and not leaving, lambda: f"{hub.clients}", WITHIN)
         await until(lambda: not held() - before, lambda: f"left: {held() - before}", WITHIN)
         channels = [c for shared in hub._tails.values() for c in shared.channels.values()]
         await until(lambda: not any(c.followers for c in channels), "the end of herds", WITHIN)
@@ -201,7 +202,7 @@ async def test_a_socket_that_is_idle_has_no_task_and_no_handshake(kafka: Embedde
         await until(lambda: not serving(), "the end of their handshakes")
         more = held().tasks - before  # some of Kafka's; of each client the one that reads it
         assert [name for name, count in more.items() if count >= 10] == ["Multiplex._read"]
-        assert len(app.state.hub.clients) == 41
+        assert len(app.gateway.hub.clients) == 41
 
 
 def serving() -> bool:
@@ -241,7 +242,7 @@ async def test_no_client_gets_a_byte_that_is_for_another_when_numbers_of_connect
         over.set()
         await writing
         assert seen > 500
-        await until(lambda: not app.state.hub.clients, "the end of the subscriptions", WITHIN)
+        await until(lambda: not app.gateway.hub.clients, "the end of the subscriptions", WITHIN)
 
 
 def only(topic: str, socket: Multiplex) -> int:

@@ -23,6 +23,8 @@ TP = TopicPartition("orders", 0)
 
 
 class Hub:
+    name = ""
+
     def __init__(self) -> None:
         self.feeds = self
         self.pace = Pace()

@@ -19,6 +19,7 @@ from gateway.core.reading import At, OutOfRange, Reading
 from gateway.core.record import TopicPartition
 from gateway.core.recovery import Backoff
 from gateway.hub.hub import Hub
+from gateway.hub.hubs import Hubs
 from gateway.kafka.cluster import Cluster, ClusterSettings
 from gateway.telemetry import catalog
 from gateway.web.bus import Bus
@@ -31,9 +32,9 @@ KAFKA = {"kafka": {"servers": ["127.0.0.1:9"], "topics": [{"name": "orders"}]}}
 def metrics(bus: Bus | None = None, **options: Any) -> Metrics:
     """Of a gateway that nobody started. options: of telemetry.metrics."""
     settings = Settings.model_validate({**KAFKA, "telemetry": {"metrics": options}})
-    hub = Hub(Cluster(ClusterSettings.of(settings.kafka)), settings)
+    hubs = Hubs({"": Cluster(ClusterSettings.of(settings.kafka))}, settings)
     bus = bus or Bus()
-    return Metrics(hub, settings, Limits(settings.listen.limits, bus), bus)
+    return Metrics(hubs, settings, Limits(settings.listen.limits, bus), bus)
 
 
 async def scraped(made: Metrics, accept: str = "") -> dict[str, Any]:
@@ -60,7 +61,7 @@ async def test_one_scrape_is_of_all_workers_and_says_who_is_missing():
         several = [metrics(bus) for bus in made.buses]
         await made.run()
         for number, each in enumerate(several, 1):
-            traffic = each._hub.traffics.of("/a", "sse")
+            traffic = each._hubs.of("").traffics.of("/a", "sse")
             traffic.opened, traffic.untimed = 10 * number, 100
         found = await scraped(several[1])
         assert values(found["gateway_clients"]) == {("/a", "sse"): 60}
@@ -96,7 +97,7 @@ async def test_openmetrics_is_for_who_asks_for_it():
 async def test_figures_are_sent_where_they_are_configured_to_be():
     with collector() as back:
         made = metrics(otlp=back.url, interval="1s")
-        made._hub.traffics.of("/a", "sse").opened = 7
+        made._hubs.of("").traffics.of("/a", "sse").opened = 7
         running = asyncio.create_task(made.run())
         try:
             await until(

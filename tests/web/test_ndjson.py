@@ -107,7 +107,7 @@ async def app(embedded: EmbeddedKafka) -> AsyncIterator[Starlette]:
 
 
 async def test_who_goes_away_while_waiting_leaves_nothing_behind(app: Starlette):
-    hub = app.state.hub
+    hub = app.gateway.hub
     left, answered = asyncio.Event(), list[dict[str, Any]]()
 
     async def receive() -> dict[str, Any]:

@@ -21,8 +21,11 @@ class Hub:
     settings = Settings.model_construct(routes=[])
 
     def __init__(self) -> None:
-        self.hub: Any = self
+        self.hubs: Any = self
         self.publisher: Any = self
+
+    def of(self, cluster: str) -> Any:
+        return self
 
     def writer(self) -> object:
         return object()

@@ -18,11 +18,11 @@ from gateway.web.routes import Match
 
 TOPIC = Topic.model_validate({"name": "replies", "value": {"model": "json"}})
 TOPICS = SimpleNamespace(settings=lambda name: TOPIC)
-ROUTES: Any = SimpleNamespace(hub=SimpleNamespace(topics=TOPICS))
+HUB: Any = SimpleNamespace(topics=TOPICS)
 
 
 def answered(value: bytes | None, *headers: tuple[str, bytes | None]) -> Response:
-    return answer(ROUTES, "replies", Reply(Record("r", 0, 0, 0, None, value, headers), 0.0))
+    return answer(HUB, "replies", Reply(Record("r", 0, 0, 0, None, value, headers), 0.0))
 
 
 def test_a_reply_without_a_word_is_200_of_its_topics_type():

@@ -13,9 +13,10 @@ from gateway.web.server import Server
 def test_it_is_not_ready_any_more_from_the_moment_it_is_told_to_end():
     """Load balancers that look hear of it before connections are refused."""
     server = Server(uvicorn.Config(app=cast("Any", None)))
-    server.hub = cast("Any", SimpleNamespace(draining=False))
+    told: list[str] = []
+    server.hubs = cast("Any", SimpleNamespace(refuse=lambda: told.append("refuse")))
     server.handle_exit(signal.SIGTERM, None)
-    assert server.hub.draining and server.should_exit
+    assert told == ["refuse"] and server.should_exit
 
 
 def test_streams_that_began_together_do_not_all_end_together():

@@ -49,7 +49,7 @@ class House:
     deflate = full = closed = draining = False
 
     def __init__(self) -> None:
-        self.hub: Any = self
+        self.hubs: Any = self
         self.leaving: set[Callable[[], None]] = set()
         self.clients: dict[str, Client] = {}
         self.sent: list[dict[str, Any]] = []

@@ -20,6 +20,8 @@ from gateway.config import Settings, Topic
 from gateway.errors import ConfigError, GatewayError
 from gateway.web.app import create_app
 
+from ..options import kafka_of
+
 PATH = "/stream"
 OPTIONS = {"format": "envelope", "clientFilters": True, "clientFields": True}
 
@@ -42,9 +44,7 @@ def settings_for(topics: Sequence[str], servers: Sequence[str], file: Path | Non
         raise GatewayError(f"--servers {','.join(servers)}: {reason}") from None
     if file is None:
         return made
-    kafka = config.load(file).kafka
-    if kafka.servers == "embedded":
-        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; give --servers")
+    kafka = kafka_of(file, topics)
     known = tuple(kafka.topic(name) or Topic(name=name) for name in topics)
     kafka = kafka.model_copy(update={"topics": known, "bootstrap": ()})
     return made.model_copy(update={"kafka": kafka})

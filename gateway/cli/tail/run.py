@@ -155,7 +155,7 @@ class _Tail:
         options, topics = self._options, self._target.topics
         settings = settings_for(topics, options.servers, options.config)
         target = replace(self._target, scheme="http", place="in-process", path=PATH)
-        shown = ",".join(settings.kafka.servers)
+        shown = ",".join(settings.clusters[""].servers)
         if options.quiet:
             logging.getLogger().addHandler(logging.NullHandler())
         logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # ours are enough

@@ -25,7 +25,14 @@ def trial(settings: Settings, told: Callable[[Steps], None] | None = None) -> li
 
 
 async def _trial(settings: Settings, steps: Steps) -> list[Finding]:
-    of_kafka, *others = await asyncio.gather(
-        brokers(settings.kafka, wants(settings), patterns(settings), steps), *tries(settings, steps)
-    )
-    return [*of_kafka, *others, *certificates(settings)]
+    names = list(settings.clusters)
+    of_kafka = asyncio.gather(*(_cluster(settings, name, steps) for name in names))
+    others = await asyncio.gather(*tries(settings, steps))
+    found = [finding for some in await of_kafka for finding in some]
+    return [*found, *others, *certificates(settings)]
+
+
+async def _cluster(settings: Settings, name: str, steps: Steps) -> list[Finding]:
+    kafka = settings.clusters[name]
+    found = await brokers(kafka, wants(settings, name), patterns(settings, name), steps)
+    return [each._replace(subject=f"{name}: {each.subject}") if name else each for each in found]

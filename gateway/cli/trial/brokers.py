@@ -52,7 +52,7 @@ async def brokers(
 ) -> list[Finding]:
     """What was found, in the order of servers, brokers, topics."""
     if kafka.servers == "embedded":
-        return [ok("kafka.servers embedded", "made when the gateway starts, with its topics")]
+        return [ok("servers embedded", "made when the gateway starts, with its topics")]
     trial = _Trial(kafka, steps)
     try:
         return await trial.run(wants, patterns)
@@ -187,7 +187,7 @@ def _servers(answers: Sequence[Answer], known: Collection[BrokerAnswer]) -> list
             found.append(ok(answer.name, f"names {count} broker{'s' * (count > 1)}"))
     if len(clusters) > 1:
         what = f"they are of {len(clusters)} clusters ({', '.join(sorted(map(str, clusters)))})"
-        found.append(fails("kafka.servers", f"{what}; list those of one"))
+        found.append(fails("servers", f"{what}; list those of one"))
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from gateway.config import Settings
+from gateway.config import Settings, Tls
 
 from .finding import Finding, fails, ok, warning
 
@@ -24,15 +24,19 @@ def certificates(settings: Settings, now: datetime | None = None) -> Iterator[Fi
         yield pair("listen.tls.certificate", listen.certificate, listen.key, None, now)
         if listen.trust is not None:
             yield trust("listen.tls.trust", listen.trust, now)
-    kafka = settings.kafka.security.tls
-    if kafka is not None:
-        way = "kafka.security.tls"
-        if kafka.certificate is not None and kafka.key is not None:
-            secret = kafka.key_password
-            password = None if secret is None else secret.get_secret_value()
-            yield pair(f"{way}.certificate", kafka.certificate, kafka.key, password, now)
-        if kafka.ca is not None:
-            yield trust(f"{way}.ca", kafka.ca, now)
+    for name, kafka in settings.clusters.items():
+        if kafka.security.tls is not None:
+            way = f"kafka.{name}" if name else "kafka"
+            yield from _towards(f"{way}.security.tls", kafka.security.tls, now)
+
+
+def _towards(way: str, tls: Tls, now: datetime) -> Iterator[Finding]:
+    """A cluster."""
+    if tls.certificate is not None and tls.key is not None:
+        password = None if tls.key_password is None else tls.key_password.get_secret_value()
+        yield pair(f"{way}.certificate", tls.certificate, tls.key, password, now)
+    if tls.ca is not None:
+        yield trust(f"{way}.ca", tls.ca, now)
 
 
 def pair(way: str, certificate: Path, key: Path, password: str | None, now: datetime) -> Finding:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from gateway.config import Route, Settings
+from gateway.config import Kafka, Route, Settings
 from gateway.config.expression import nearest
 from gateway.core.glob import fits, is_glob
 from gateway.kafka.changes import DENIED
@@ -34,29 +34,34 @@ class Pattern(NamedTuple):
     glob: str
 
 
-def wants(settings: Settings) -> list[Want]:
-    """The topics that are named: those of kafka.topics, and what else a path may choose."""
-    routes = settings.routes
-    listed = [topic.name for topic in settings.kafka.topics]
-    allowed = [name for route in routes for name in route.with_.allow if not is_glob(name)]
+def wants(settings: Settings, cluster: str = "") -> list[Want]:
+    """The topics that are named of a cluster: those of its list, and what else a path may
+    choose."""
+    kafka, routes = settings.clusters[cluster], _routes(settings, cluster)
+    listed = [topic.name for topic in kafka.topics]
+    allowed = [name for _, route in routes for name in route.with_.allow if not is_glob(name)]
     further = [name for name in dict.fromkeys(allowed) if name not in listed]
-    return [_want(name, settings) for name in listed] + [
-        _want(name, settings)._replace(optional=True) for name in further
-    ]
+    made = [_want(name, kafka, [route for _, route in routes]) for name in (*listed, *further)]
+    return [want._replace(optional=want.name in further) for want in made]
 
 
-def _want(name: str, settings: Settings) -> Want:
-    of_it = [route.with_ for route in settings.routes if _may_be_of(route, name)]
-    answers = any(route.with_.reply_to == name for route in settings.routes)
-    warmed = name in settings.kafka.bootstrap
+def _routes(settings: Settings, cluster: str) -> list[tuple[int, Route]]:
+    every = enumerate(settings.routes)
+    return [(n, route) for n, route in every if settings.cluster_of(route) == cluster]
+
+
+def _want(name: str, kafka: Kafka, routes: Sequence[Route]) -> Want:
+    of_it = [route.with_ for route in routes if _may_be_of(route, name)]
+    answers = any(route.with_.reply_to == name for route in routes)
+    warmed = name in kafka.bootstrap
     read = any(with_.capability != "produce" for with_ in of_it) or answers or warmed
     return Want(name, any(with_.writes for with_ in of_it), read=read or not of_it)
 
 
-def patterns(settings: Settings) -> list[Pattern]:
+def patterns(settings: Settings, cluster: str = "") -> list[Pattern]:
     return [
         Pattern(f"routes[{number}].with.allow[{index}]", glob)
-        for number, route in enumerate(settings.routes)
+        for number, route in _routes(settings, cluster)
         for index, glob in enumerate(route.with_.allow)
         if is_glob(glob)
     ]

@@ -233,7 +233,7 @@ def _stream(route: Route, settings: Settings, known: Mapping[str, Mapping[str, W
     sources = route.with_.sources
     topics = [
         topic
-        for topic in settings.kafka.topics
+        for topic in settings.kafka_of(route).topics
         if any(template.may_be(topic.name) for template in sources)
     ]
     offsets = {topic.default_offset for topic in topics}
