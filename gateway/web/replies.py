@@ -55,7 +55,7 @@ class Kept:
     """The last replies, by correlation id. most: bytes of them."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self.most = most
         self._bytes = 0
         self._replies: dict[str, Reply] = {}
 
@@ -71,7 +71,7 @@ class Kept:
         while self._replies:
             oldest = next(iter(self._replies))
             kept = self._replies[oldest]
-            if self._bytes <= self._most and reply.since - kept.since < WINDOW:
+            if self._bytes <= self.most and reply.since - kept.since < WINDOW:
                 return
             del self._replies[oldest]
             self._bytes -= kept.size
@@ -86,18 +86,35 @@ class Replies:
         self._header = header
         self._counts = hub.replies
         self._view = View((topic,), Filters(), "envelope", "error")
-        self._kept = Kept(hub.topics.settings(topic).cache.bytes)
+        self._settings = hub.topics.settings(topic)
+        self._kept = Kept(self._settings.cache.bytes)
         self._expected: dict[str, list[asyncio.Future[Reply]]] = {}
         self._missed: dict[str, float] = {}  # requests that gave up, and when
         self._begun: asyncio.Future[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._past: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Return once every reply from now on is heard. Raises KafkaError."""
+        anew = self._is_read_anew()
         if self._begun is None:
             self._begun = asyncio.get_running_loop().create_future()
-            apart(self._read(self._begun))
+            self._reading = apart(self._read(self._begun))
         await asyncio.shield(self._begun)
+        if anew:
+            await self.recall()
+
+    def _is_read_anew(self) -> bool:
+        """Where the topic's options are others after a reload, its shared read is another, and the
+        stream of before hears nothing more: what came since is to be looked for."""
+        settings, before = self._hub.topics.settings(self.topic), self._settings
+        self._settings = settings
+        if settings is before or settings == before or self._reading is None:
+            return False
+        self._kept.most = settings.cache.bytes
+        self._begun = self._past = None
+        self._reading.cancel()
+        return True
 
     async def recall(self) -> None:
         """Return once those of the last ten minutes are known, too. Raises KafkaError."""
@@ -173,10 +190,12 @@ class Replies:
 
     def _end(self, begun: asyncio.Future[None], error: GatewayError) -> None:
         """Who comes now begins again."""
-        self._begun = self._past = None
         if not begun.done():
             begun.set_exception(error)
             begun.exception()
+        if self._begun is not begun:
+            return  # another goes on for it
+        self._begun = self._past = None
         for waiting in self._expected.values():
             for coming in waiting:
                 if not coming.done():

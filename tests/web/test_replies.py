@@ -153,6 +153,25 @@ async def test_when_the_topic_cannot_be_read_all_hear_it_and_the_next_begins_aga
     assert len(streams.starts) == 3
 
 
+async def test_after_a_reload_with_other_options_the_topic_is_read_anew_for_those_who_wait_too(
+    hub: Any, replies: Replies, streams: Streams
+):
+    await replies.begin()
+    with replies.expect("a") as a, replies.expect("b") as b:
+        again = Topic.model_validate({"name": "replies", "cache": {"bytes": "64KiB"}})
+        hub.topics.settings = lambda name: again
+        await replies.begin()
+        assert len(streams.starts) == 1
+        other = Topic.model_validate({"name": "replies", "cache": {"bytes": "1MiB"}})
+        hub.topics.settings = lambda name: other
+        streams.past = [record("a")]
+        await replies.begin()
+        assert [start.until for start in streams.starts] == [None, None, "latest"]
+        streams.live.put_nowait(record("b"))
+        async with asyncio.timeout(30):
+            assert [(await each).value for each in (a, b)] == [b"v", b"v"]
+
+
 def test_the_oldest_are_forgotten_by_size_and_by_age():
     kept = Kept(10_000)
     for n in range(30):
