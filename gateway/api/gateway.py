@@ -94,6 +94,12 @@ class Gateway:
         if tracing is not None:
             await tracing.close()
 
+    def adopt(self, settings: Settings) -> frozenset[str]:
+        """Go by these settings from now on, but for those of the connection to Kafka; the topics
+        that are read anew for it, whose clients are to be moved on (`hub.client.CHANGED`)."""
+        self.settings = settings
+        return self.hubs.adopt(settings)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self

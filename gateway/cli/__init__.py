@@ -9,7 +9,7 @@ import typer
 
 from gateway import __version__
 
-from . import broker, check, demo, produce, run, tail
+from . import broker, check, demo, produce, reload, run, tail
 from .commands import CONFIG, FAILURE, INTERRUPTED, Commands
 
 __all__ = ["CONFIG", "FAILURE", "INTERRUPTED", "app", "main"]
@@ -24,7 +24,15 @@ app = typer.Typer(
 )
 
 
-for command in (run.run, demo.demo, check.check, produce.produce, tail.tail, broker.broker):
+for command in (
+    run.run,
+    reload.reload,
+    demo.demo,
+    check.check,
+    produce.produce,
+    tail.tail,
+    broker.broker,
+):
     app.command()(command)
 
 

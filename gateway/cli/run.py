@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from gateway.config import Settings
 
 ROOMS = ("kafka", "hub", "web")
 
@@ -22,6 +28,10 @@ def run(
             min=1, max=256, metavar="N", help="Processes that share the port; beats listen.workers."
         ),
     ] = None,
+    pid_file: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Where its process id is while it runs.", dir_okay=False),
+    ] = None,
     debug: Annotated[
         list[str] | None,
         typer.Option(
@@ -29,12 +39,13 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Serve the routes of a configuration until SIGTERM or ^C.
+    """Serve the routes of a configuration until SIGTERM or ^C; SIGHUP has it read anew.
 
     \b
     gateway run -c gateway.yaml
     gateway run -c gateway.yaml --workers 4     # one for each core
     gateway run -c gateway.yaml --debug kafka   # why is this partition late?
+    gateway run -c gateway.yaml --pid-file /run/gateway.pid     # for `gateway reload`
     """
     from gateway.config import load
     from gateway.web.server import serve
@@ -44,10 +55,28 @@ def run(
             raise typer.BadParameter(
                 f"'{room}' is none of {', '.join(ROOMS)}", param_hint="--debug"
             )
-    settings = load(config)
-    if workers is not None:
+
+    def loaded() -> Settings:
+        settings = load(config)
+        if workers is None:
+            return settings
         listen = settings.listen.model_copy(update={"workers": workers})
-        settings = settings.model_copy(update={"listen": listen})
-    status = serve(settings, debug=set(debug or ()))
+        return settings.model_copy(update={"listen": listen})
+
+    with _written(pid_file):
+        status = serve(loaded(), debug=set(debug or ()), load=loaded)
     if status:
         raise typer.Exit(status)
+
+
+@contextmanager
+def _written(path: Path | None) -> Iterator[None]:
+    """Our process id, for as long as we run."""
+    if path is None:
+        yield
+        return
+    path.write_text(f"{os.getpid()}\n")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)

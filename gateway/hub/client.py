@@ -17,6 +17,7 @@ from ..core.counted import Sum
 from ..core.position import Position
 from ..core.reading import Since
 from ..core.record import Reason, TopicPartition
+from ..core.slow import SlowClient
 from ..core.subscription import Subscription
 from ..core.throttle import Throttle
 from ..core.token import Token
@@ -27,6 +28,7 @@ from .lacks import Lacks
 from .outlet import Outlet
 from .pump import Fan
 from .shared import SharedTail
+from .view import View
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class Client:
     since:    where it begins in the partitions that are pending in no token.
     refused:  it came with a token that could not be used; told as a gap.
     after:    of the one in whose place it comes.
+    view:     what it looks at, where somebody asks.
     number:   of all streams of this hub, the one that it is; what the log calls it.
     allowance: what `maxRate` lets it have.
     """
@@ -89,6 +92,7 @@ class Client:
         "_again", "_alarm", "_allowance", "_aside", "_changed", "_closed", "_deadline", "_ended",
         "_fan", "_hub", "_lacks", "_puller", "_refused", "_shared", "_soon", "_view_changed",
         "_wire", "ends_at", "heartbeat", "herd", "number", "outlet", "sent_at", "subscription",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -106,10 +110,12 @@ class Client:
         since: Since | None = None,
         refused: bool = False,
         after: Handover | None = None,
+        view: View | None = None,
         number: int = 0,
         allowance: Allowance | None = None,
     ) -> None:
         self.number = number
+        self.view = view
         self._allowance = allowance
         self.subscription = subscription
         self.heartbeat = heartbeat
@@ -240,6 +246,11 @@ class Client:
         elif self.subscription.credit is not None:
             self.subscription.credit += records
         self.wake()
+
+    def adapt(self, heartbeat: float, slow: SlowClient) -> None:
+        """To what its route says by now."""
+        self.heartbeat = heartbeat
+        self.subscription.slow = slow
 
     def tell(self, kind: str, data: Mapping[str, Any]) -> None:
         """An event for this client alone, once it has begun; whatever waits in its outlet, it

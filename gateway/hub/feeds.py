@@ -111,9 +111,10 @@ class Feeds:
         if now - shared.refreshed_at < REFRESH:
             return
         shared.refreshed_at = now
-        readings = [self.by_partition[tp].reading for tp in shared.tail.logs]
-        shared.resolving = [each for each in readings if each.state is State.RESOLVING]
-        for tp, reading in zip(shared.tail.logs, readings, strict=True):
+        feeds = [(tp, self.by_partition.get(tp)) for tp in shared.tail.logs]
+        readings = [(tp, feed.reading) for tp, feed in feeds if feed is not None]
+        shared.resolving = [each for _, each in readings if each.state is State.RESOLVING]
+        for tp, reading in readings:
             if reading.is_ready and now - reading.heard_at > STALE:
                 reading.is_ready = False
             if reading.is_ready:

@@ -144,6 +144,29 @@ class Hub:
         await self.feeds.close()
         self.started = False
 
+    def adopt(self, settings: Settings) -> frozenset[str]:
+        """Go by these settings from now on. The topics whose options are others: they are read
+        anew, and who looks at them hears nothing more until it is `CHANGED`."""
+        self.settings = settings
+        changed = self.topics.adopt(self.kafka)
+        for key, shared in list(self._tails.items()):
+            if not changed.isdisjoint(key[0]):
+                self.feeds.detach(shared)
+                del self._tails[key]
+        read = changed & self.feeds.topics
+        for name in read:
+            known = self.cluster.topic(name)
+            self.feeds.close_topic(name)
+            self.snapshots.tables.drop(name)
+            if known is not None:
+                self.cluster.metadata.watch(name, known)
+                self.feeds.open(name)
+        if read:  # who is being moved may look at it once more before it is
+            holding = self.topics.holding(tuple(read))
+            holding.__enter__()
+            asyncio.get_running_loop().call_later(LINGER, holding.__exit__)
+        return changed
+
     def drain(self, reason: str = "drain") -> None:
         """End all streams; their clients come back, spread over some seconds."""
         self.draining = True
@@ -210,6 +233,7 @@ class Hub:
             expires=expires,
             refused=refused,
             after=after,
+            view=view,
             token=start.token,
             since=start.since,
             number=next(self._numbers) if after is None else after.number,
@@ -337,8 +361,8 @@ class Hub:
 
     async def _beat_forever(self) -> None:
         """Heartbeats and lifetimes of those that have no task to see to them."""
-        shortest = min((route.with_.heartbeat for route in self.settings.routes), default=1.0)
         while True:
+            shortest = min((route.with_.heartbeat for route in self.settings.routes), default=1.0)
             await asyncio.sleep(min(MOST_BEAT, max(LEAST_BEAT, shortest / 4)))
             now = asyncio.get_running_loop().time()
             distances = Distances()

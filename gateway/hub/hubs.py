@@ -61,6 +61,11 @@ class Hubs:
         await asyncio.gather(*(hub.close() for hub in self))
         await asyncio.gather(*(hub.cluster.close() for hub in self))
 
+    def adopt(self, settings: Settings) -> frozenset[str]:
+        """As `Hub.adopt`, of all of them."""
+        self.settings = settings
+        return frozenset().union(*(hub.adopt(settings) for hub in self))
+
     def refuse(self) -> None:
         """From now on nobody is let in any more."""
         for hub in self:

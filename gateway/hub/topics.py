@@ -40,6 +40,16 @@ class Topics:
         self._held: list[Sequence[str]] = []
         self._warming: list[asyncio.Task[None]] = []
 
+    def adopt(self, kafka: Kafka) -> frozenset[str]:
+        """Go by these options from now on; the topics of which they are others."""
+        names = self._settings.keys() | {topic.name for topic in kafka.topics}
+        before = {name: self.settings(name) for name in names}
+        for name in set(kafka.bootstrap).difference(self._bootstrap):
+            self._warming.append(asyncio.create_task(self._warm(name)))
+        self._settings = {topic.name: topic for topic in kafka.topics}
+        self._bootstrap, self._reconnect = kafka.bootstrap, kafka.reconnect
+        return frozenset(name for name in names if self.settings(name) != before[name])
+
     def start(self, feeds: Feeds) -> None:
         self.feeds = feeds
         self._warming = [asyncio.create_task(self._warm(name)) for name in self._bootstrap]

@@ -40,9 +40,10 @@ from .levels import Levels
 from .limits import Limits
 from .metrics import Metrics
 from .problems import HANDLERS
+from .reload import Reload
 from .renewal import Renewals
 from .routes import Routes
-from .streams import Streams
+from .streams import Pages, Streams
 from .traced import Traced
 from .turns import Turns
 
@@ -53,6 +54,7 @@ class Application(Starlette):
     """The gateway as an ASGI application; made by `create_app`.
 
     gateway: what it streams from; `gateway.subscribe` shares its reads.
+    reload:  `await app.reload(settings)` takes over a configuration that was written anew.
     """
 
     def __init__(self, gateway: Gateway, startup: Sequence[Startup] = (), **options: Any) -> None:
@@ -60,6 +62,7 @@ class Application(Starlette):
         self.gateway = gateway
         self.state.hubs = gateway.hubs
         self.turns: Turns | None = None
+        self.reload: Reload
         self._startup: list[Startup] = [*startup, partial(drain_with_the_server, gateway.hubs)]
 
     def beside(self, start: Startup) -> None:
@@ -109,30 +112,41 @@ def create_app(
     gateway, bus = Gateway(settings), bus or Bus()
     files = dict(pages or {})
     home = files.pop("/", None)
-    routes: list[BaseRoute] = [
-        Route("/health/live", health.live),
-        Route("/health/ready", health.ready),
-        *assets.routes(),
-        *discovery.routes(settings, home=None if home is None else _page(home)),
-        *(_served(path, file) for path, file in files.items()),
-    ]
     limits = Limits(settings.listen.limits, bus)
     metrics = Metrics(gateway.hubs, settings, limits, bus)
-    if settings.telemetry.metrics.prometheus is not None:
-        routes.append(Route(settings.telemetry.metrics.prometheus, metrics.scrape))
+
+    def listed(settings: Settings) -> list[BaseRoute]:
+        scraped = settings.telemetry.metrics.prometheus
+        return [
+            Route("/health/live", health.live),
+            Route("/health/ready", health.ready),
+            *assets.routes(),
+            *discovery.routes(settings, home=None if home is None else _page(home)),
+            *(_served(path, file) for path, file in files.items()),
+            *([] if scraped is None else [Route(scraped, metrics.scrape)]),
+        ]
+
+    routes = listed(settings)
+    shown = Pages(routes)
     guards = Guards(settings, access)
     streams = Routes(gateway.hubs, settings, guards, limits)
     renewals = Renewals(streams, bus)
     traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
     middleware = [
         *traced,
-        Middleware(Streams, routes=streams, renewals=renewals, pages=routes)
+        Middleware(Streams, routes=streams, renewals=renewals, pages=shown)
     ]  # fmt: skip
     app = Application(
         gateway, [bus.run, metrics.run, guards.run, streams.openings.run, *startup],
         routes=routes, middleware=middleware,
         exception_handlers=HANDLERS,
     )  # fmt: skip
+
+    def show(settings: Settings) -> None:
+        app.router.routes = listed(settings)
+        shown.adopt(app.router.routes)
+
+    app.reload = Reload(app, streams, guards, show)
     app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
     app.state.metrics = metrics
     app.turns = Turns(bus) if bus.workers > 1 else None

@@ -9,11 +9,11 @@ from typing import Self
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from ..errors import GatewayError, KafkaError, UnknownTopic
+from ..errors import GatewayError
 from ..hub.client import CHANGED, Client, Handover
 from ..hub.wire import Wire
 from .limits import Leave
-from .opened import DENIED, REMOVED, Opened
+from .opened import Opened, reason_of
 from .outlet import HttpOutlet
 from .query import pairs
 from .renewal import BEFORE, BEHIND
@@ -147,10 +147,3 @@ class HttpStream(Opened):
         url = f"{self._root}{BEFORE}{self.routes.openings.name(self)}{BEHIND}"
         if self._client is not None:
             self._client.tell("challenge", {"guard": guard, "expires": expires, "url": url})
-
-
-def reason_of(exc: GatewayError | HTTPException) -> str:
-    """Why a stream ends that cannot go on."""
-    if isinstance(exc, UnknownTopic):
-        return REMOVED
-    return "kafka-unavailable" if isinstance(exc, KafkaError) else DENIED

@@ -10,19 +10,24 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Iterator
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.exceptions import HTTPException
 
-from ..errors import GatewayError
+from ..config import Route
+from ..core.slow import SlowClient
+from ..errors import GatewayError, KafkaError, UnknownTopic
 from ..hub.client import CHANGED, Client, Handover
+from ..hub.view import View
 from .access import Granted
 from .request import Query
 
 if TYPE_CHECKING:
     from .routes import Match, Routes
 
+AT_ONCE = 100  # streams that are looked at without a turn for others
 DENIED = "access-changed"  # why one ends whose client may not have it any more
 REMOVED = "route-removed"  # or whose route, or topic, is no longer there
 
@@ -30,10 +35,15 @@ log = logging.getLogger(__name__)
 
 
 class Next(NamedTuple):
-    """What a stream is to show from its next client on."""
+    """What a stream is to show from its next client on.
+
+    anew: by another client, also where the one that it has by then shows the same.
+    """
 
     match: Match
     query: Query
+    view: View
+    anew: bool = False
 
 
 class Opened:
@@ -85,36 +95,73 @@ class Opened:
     async def renew(self, granted: Granted) -> None:
         """Go on as who is known now: until that is over, and with what is shown to it then. Raises
         RequestError for what cannot be; all is as it was then."""
-        at = self._next or Next(self.match, self.query)
-        match = at.match._replace(granted=granted)
-        view = await self.routes.view(match, at.query)
-        if self._next is None and view == await self.routes.view(at.match, at.query):
-            self.match = match
-            if self._client is not None:
-                self._client.expire_at(granted.expires)
-            self._mind_expiry()
-        else:
-            self._go_to(Next(match, at.query))
+        match, query = self._shown
+        match = match._replace(granted=granted)
+        self._go_to(Next(match, query, await self.routes.view(match, query)))
+
+    async def review(self, guards: Set[str], topics: Set[str]) -> str:
+        """After what was configured anew: go on as before, as another view, or not at all; which
+        of them it is, in a word. guards, topics: those that were changed."""
+        before, query = self._shown
+        try:
+            match = self.routes.match(before.path)
+            granted = kept(before, match.route, guards)
+            if granted is None:
+                return self._ended(DENIED)
+            match = match._replace(granted=granted)
+            view = await self.routes.view(match, query)
+        except (GatewayError, HTTPException) as exc:
+            return self._ended(reason_of(exc))
+        rate = before.route.with_.max_rate != match.route.with_.max_rate
+        anew = rate or not topics.isdisjoint(view.topics)
+        self._go_to(Next(match, query, view, anew))
+        return "untouched" if self._next is None else "moved"
+
+    def _ended(self, reason: str) -> str:
+        self.end(reason)
+        return f"ended ({reason})"
 
     # from one client to the next
 
+    @property
+    def _shown(self) -> tuple[Match, Query]:
+        """Or, where that is other, what it was told to show next."""
+        if self._next is None:
+            return self.match, self.query
+        return self._next.match, self._next.query
+
     def _go_to(self, next: Next) -> None:
+        """At once, or as soon as it has begun."""
+        if self._next is not None and self._next.anew:
+            next = next._replace(anew=True)
         self._next = next
         if self._client is not None and self._begun:
-            self._client.end(CHANGED)
+            self._turn(self._client)
 
     def _begin(self, client: Client) -> None:
         """It is attached now."""
         self._begun = True
         if self._next is not None:
+            self._turn(client)
+        self._mind_expiry()
+
+    def _turn(self, client: Client) -> None:
+        """To what is next: another client's work, unless this one shows it already."""
+        assert self._next is not None
+        match, query, view, anew = self._next
+        if anew or client.view != view or client.subscription.ended is not None:
             client.end(CHANGED)
+            return
+        self.match, self.query, self._next = match, query, None
+        client.adapt(match.route.with_.heartbeat, SlowClient(match.route.with_.slow_client))
+        client.expire_at(match.granted.expires)
         self._mind_expiry()
 
     def _handed(self) -> Handover:
         """From a client that ended as `CHANGED`, for the next one of what it is to show."""
         client, self._client, self._begun = self._client, None, False
         assert client is not None and self._next is not None
-        self.match, self.query = self._next
+        self.match, self.query, _, _ = self._next
         self._next = None
         return client.handover()
 
@@ -143,6 +190,23 @@ class Opened:
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
+
+
+def kept(before: Match, route: Route, changed: Set[str]) -> Granted | None:
+    """What was granted, as far as a route that was configured anew asks for it; None if it does
+    not let the client in, or a guard has to be asked for that. changed: guards that were."""
+    granted = before.granted
+    if not changed.isdisjoint(route.guarded) or not granted.has(route.guarded):
+        return None
+    own = granted.keys() - before.route.guarded.keys()  # of the application itself
+    return granted.only(own | route.guarded.keys())
+
+
+def reason_of(exc: GatewayError | HTTPException) -> str:
+    """Why a stream ends that cannot go on."""
+    if isinstance(exc, UnknownTopic | HTTPException):
+        return REMOVED
+    return "kafka-unavailable" if isinstance(exc, KafkaError) else DENIED
 
 
 class Openings:
@@ -197,6 +261,16 @@ class Openings:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("a stream failed to go on", exc_info=error)
+
+    async def review(self, guards: Set[str], topics: Set[str]) -> dict[str, int]:
+        """As `Opened.review`, of all; how many became what."""
+        outcomes: Counter[str] = Counter()
+        for n, stream in enumerate(self):
+            if not stream.is_over:
+                outcomes[await stream.review(guards, topics)] += 1
+            if n % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return dict(outcomes)
 
     async def renew(self, stream: Opened, granted: Granted) -> None:
         """As `Opened.renew`, of one whose client does not wait for the word: it ends if it cannot

@@ -87,6 +87,13 @@ class Routes:
         self.must_run()
         return Match(found.route, found.params, NOBODY, path, found.reply)
 
+    def adopt(self, settings: Settings) -> None:
+        """Go by these settings from now on, for who comes and for streams that go on."""
+        self.settings = settings
+        self.paths = Paths(settings.routes)
+        self.cors = Cors.of(settings)
+        self._views = Views(self.hubs, settings)
+
     def must_run(self) -> None:
         """Raises RequestError 503 where nobody started the gateway."""
         if not self.hubs.started:

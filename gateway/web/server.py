@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import cast
@@ -23,6 +24,7 @@ from .certificate import TlsContext
 from .forwarded import Forwarded
 from .listening import BACKLOG, address, bind
 from .peer import Peer
+from .reload import Load, reload_on_hangup
 from .transport import GatewayProtocol
 from .upgraded import WebSocketProtocol
 from .workers import supervise
@@ -59,12 +61,14 @@ def serve(
     debug: AbstractSet[str] = frozenset(),
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
+    load: Load | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says. The exit
     status.
 
     debug:   rooms (`kafka`, `hub`, `web`) that log in detail.
     pages, startup: as of `create_app`; with them it is one process.
+    load:  the configuration as it is by now, to be taken over at SIGHUP.
     Raises GatewayError when the address cannot be bound or the certificate not be used, ConfigError
     as `create_app`.
     """
@@ -72,10 +76,13 @@ def serve(
     with embedded(settings) as ready:
         if ready.listen.tls is not None:
             TlsContext(ready.listen.tls)  # one that cannot be used is told once, and nothing begun
+        again = None if load is None else partial(_as_served, load, ready)
         if ready.listen.workers > 1 and not (pages or startup):
             create_app(ready)  # what it refuses is said once, and no process started
-            return supervise(ready, debug)
+            return supervise(ready, debug, again)
         app = create_app(ready, pages=pages, startup=startup)
+        if again is not None:
+            app.beside(partial(reload_on_hangup, app, again))
         listening = bind(ready.listen.host, ready.listen.port)
         print(f"listening on {address(listening, tls=ready.listen.tls is not None)}", flush=True)
         run(app, ready, listening)
@@ -146,6 +153,16 @@ def embedded(settings: Settings) -> Iterator[Settings]:
             print(f"embedded Kafka{of} on {','.join(own.bootstrap)}", flush=True)
             made[name] = kafka.model_copy(update={"servers": tuple(own.bootstrap)})
         yield settings.model_copy(update={"kafka": made.get("", made)})
+
+
+def _as_served(load: Load, ready: Settings) -> Settings:
+    """A Kafka within the process is still the one that was started with it."""
+    written = load()
+    made = dict(written.clusters)
+    for name, kafka in written.clusters.items():
+        if kafka.servers == "embedded" and name in ready.clusters:
+            made[name] = kafka.model_copy(update={"servers": ready.clusters[name].servers})
+    return written.model_copy(update={"kafka": made.get("", made)})
 
 
 EMBEDDED_PARTITIONS = 12

@@ -22,23 +22,31 @@ from .renewal import Renewals, name_in
 from .routes import Match, Routes
 
 
+class Pages:
+    """Which paths are pages. routes: none with parameters in its path."""
+
+    def __init__(self, routes: Sequence[BaseRoute]) -> None:
+        self.adopt(routes)
+
+    def adopt(self, routes: Sequence[BaseRoute]) -> None:
+        self.paths = frozenset(page.path for page in routes if isinstance(page, Route))
+        self.folders = tuple(f"{page.path}/" for page in routes if isinstance(page, Mount))
+
+
 class Streams:
     """Every configured route; 404 for what is none, and is no page either.
 
     Middleware in front of the pages: on their way, through Starlette's router and what it does
     about errors, a connect took 17 us more.
 
-    app:   serves the pages. pages: its routes, none with parameters in its path.
+    app: serves the pages.
     """
 
-    def __init__(
-        self, app: ASGIApp, routes: Routes, renewals: Renewals, pages: Sequence[BaseRoute]
-    ) -> None:
+    def __init__(self, app: ASGIApp, routes: Routes, renewals: Renewals, pages: Pages) -> None:
         self._app = app
         self._routes = routes
         self._renewals = renewals
-        self._pages = frozenset(page.path for page in pages if isinstance(page, Route))
-        self._folders = tuple(f"{page.path}/" for page in pages if isinstance(page, Mount))
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -46,7 +54,7 @@ class Streams:
             return
         path = path_of(scope)
         plain = unquote(path) if "%" in path else path
-        page = plain in self._pages or plain.startswith(self._folders)
+        page = plain in self._pages.paths or plain.startswith(self._pages.folders)
         if self._routes.cors is not None and scope["type"] == "http":
             asked = foreign(scope)
             if asked is not None:

@@ -121,8 +121,7 @@ class Subscribed(Opened):
             query = query if "until" in dict(query) else query + ends
         query = over(query, chosen(choice))
         match = self.routes.match(path)._replace(granted=granted)
-        await self.routes.view(match, query)  # raises if there is nothing to go to
-        self._go_to(Next(match, query))
+        self._go_to(Next(match, query, await self.routes.view(match, query), anew=True))
 
     def stop(self) -> None:
         self._stopped = True

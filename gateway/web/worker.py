@@ -13,13 +13,13 @@ import signal
 import socket
 import sys
 from functools import partial
-from typing import IO
+from typing import IO, Any
 
 from ..errors import GatewayError
-from .app import create_app
+from .app import Application, create_app
 from .bus import Bus
 from .server import configure_logging, run
-from .workers import Job
+from .workers import SIZE, Job
 
 
 def main(number: int, job: Job) -> None:
@@ -27,21 +27,43 @@ def main(number: int, job: Job) -> None:
     configure_logging(job.settings.telemetry.logs, job.debug, number)
     listening = socket.socket(fileno=job.listening)
     bus = Bus(job.path, number, job.settings.listen.workers)
-    startup = [partial(end_with_supervisor, sys.stdin)]
-    run(create_app(job.settings, startup=startup, bus=bus), job.settings, listening)
+    app = create_app(job.settings, bus=bus)
+    app.beside(partial(follow_supervisor, app, sys.stdin))
+    run(app, job.settings, listening)
 
 
-async def end_with_supervisor(pipe: IO[str]) -> None:
-    """Drain when the other end of a pipe is closed."""
+async def follow_supervisor(app: Application, pipe: IO[str]) -> None:
+    """Take over the settings that come through a pipe, and drain when its other end is closed."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), pipe)
-    await reader.read()
-    os.kill(os.getpid(), signal.SIGTERM)
+    try:
+        while True:
+            size = int.from_bytes(await reader.readexactly(SIZE))
+            settings = pickle.loads(await reader.readexactly(size))
+            await app.reload.attempt(lambda settings=settings: settings)  # type: ignore[misc]
+    except asyncio.IncompleteReadError:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def first(pipe: int) -> Any:
+    """What is said first through a pipe, and not a byte of what is said next."""
+    size = int.from_bytes(_exactly(pipe, SIZE))
+    return pickle.loads(_exactly(pipe, size))
+
+
+def _exactly(pipe: int, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = os.read(pipe, size - len(data))
+        if not piece:
+            raise EOFError("the supervisor is gone")
+        data += piece
+    return data
 
 
 if __name__ == "__main__":
     try:
-        main(int(sys.argv[1]), pickle.load(sys.stdin.buffer))
+        main(int(sys.argv[1]), first(sys.stdin.fileno()))
     except GatewayError as exc:
         sys.exit(f"gateway: {exc}")

@@ -27,13 +27,15 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..config import Settings
+from ..config.reloaded import reloaded
 from ..errors import GatewayError
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
 from .relay import Relay
+from .reload import Load, loaded
 from .turns import take_turns
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ CALM = 30.0  # seconds after which a crash is not counted with those before
 LONGEST = 5.0  # seconds until a worker that crashes again and again is started once more
 GRACE = 10.0  # seconds beyond `drainTimeout` until a worker that does not end is killed
 FAILURE = 1
+SIZE = 4  # bytes of the length of what a worker is told
 COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
@@ -54,9 +57,17 @@ class Job(NamedTuple):
     path: Path
 
 
-def supervise(settings: Settings, debug: AbstractSet[str]) -> int:
+def said(told: Any) -> bytes:
+    """As a worker reads it."""
+    data = pickle.dumps(told)
+    return len(data).to_bytes(SIZE) + data
+
+
+def supervise(settings: Settings, debug: AbstractSet[str], load: Load | None = None) -> int:
     """Run `listen.workers` processes until SIGTERM or SIGINT. The exit status: 0 when all of
     them ended as they should.
+
+    load: the configuration as it is by now, for SIGHUP.
 
     Raises GatewayError when the address cannot be bound.
     """
@@ -69,7 +80,7 @@ def supervise(settings: Settings, debug: AbstractSet[str]) -> int:
         flush=True,
     )
     with private_folder() as folder:
-        supervisor = Supervisor(settings, debug, sockets, folder / "bus")
+        supervisor = Supervisor(settings, debug, sockets, folder / "bus", load)
         return asyncio.run(supervisor.run())
 
 
@@ -93,8 +104,10 @@ class Supervisor:
         debug: AbstractSet[str],
         sockets: list[socket.socket],
         path: Path,
+        load: Load | None = None,
     ) -> None:
         self._settings = settings
+        self._load = load
         self._debug = debug
         self._host, self._port = settings.listen.host, sockets[0].getsockname()[1]
         self._path = path
@@ -108,6 +121,8 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._end, number)
+        if self._load is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload, self._load)
         self._relay.joined.append(self._joined)
         count_for(self._relay, self._settings.listen.limits)
         take_turns(self._relay)
@@ -136,6 +151,17 @@ class Supervisor:
             if worker.process is not None and worker.process.returncode is None:
                 # SIGINT would be a traceback of one that is only starting
                 worker.process.send_signal(signal.SIGTERM if first else number)
+
+    def _reload(self, load: Load) -> None:
+        """What cannot be is said once, and no worker hears of it."""
+        written = loaded(load)
+        if written is None:
+            return
+        self._settings = reloaded(self._settings, written).settings
+        for worker in self._workers:
+            process = worker.process
+            if process is not None and process.returncode is None and process.stdin is not None:
+                process.stdin.write(said(written))
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -174,7 +200,7 @@ class Supervisor:
             process_group=0,  # or ^C would reach it from the terminal, too, and mean: at once
         )  # fmt: skip
         assert worker.process.stdin is not None
-        worker.process.stdin.write(pickle.dumps(job))
+        worker.process.stdin.write(said(job))
         if self._ending.is_set():  # while it was being started
             worker.process.terminate()
         return await worker.process.wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -109,6 +109,12 @@ class Granted(Mapping[str, Grant]):
     def has(self, asked: Mapping[str, Iterable[str]]) -> bool:
         """Does each of these guards grant all of its roles?"""
         return all(guard in self and self[guard].roles >= set(asked[guard]) for guard in asked)
+
+    def only(self, guards: Set[str]) -> Granted:
+        """What these guards say."""
+        if self.keys() <= guards:
+            return self
+        return Granted([each for each in self._grants if each.guard in guards])
 
     @property
     def subject(self) -> frozenset[tuple[str, str]]:

@@ -34,11 +34,27 @@ class Guards:
     def __init__(self, settings: Settings, own: Access) -> None:
         self._own = own
         self._elsewhere = Elsewhere()
-        self._fetched: list[Fetched] = []
-        named = {name for route in settings.routes for name in route.guarded}
-        self._guards = {name: self._made(name, settings) for name in sorted(named)}
+        self._fetched: dict[str, Fetched] = {}
+        self._guards: dict[str, Guard] = {}
+        self._settings: Mapping[str, configured.Guard] = {}
+        self.adopt(settings)
+
+    def adopt(self, settings: Settings) -> frozenset[str]:
+        """Go by these settings from now on; the guards that are others, or gone, by their names.
+        Those that are the same keep what they know, such as an issuer's keys."""
+        before, self._settings = self._settings, settings.guards
         for guard in settings.guards.values():
             hide(_secret(guard))
+        changed = frozenset(
+            name for name, guard in before.items() if settings.guards.get(name) != guard
+        )
+        for name in changed:
+            self._guards.pop(name, None)
+            self._fetched.pop(name, None)
+        for name in sorted({name for route in settings.routes for name in route.guarded}):
+            if name not in self._guards:
+                self._guards[name] = self._made(name, settings)
+        return changed
 
     async def __call__(
         self,
@@ -57,7 +73,7 @@ class Guards:
     async def run(self) -> None:
         """Fetch keys before anybody needs them; close what was opened when it is cancelled."""
         try:
-            first = [fetched.current() for fetched in self._fetched]
+            first = [fetched.current() for fetched in self._fetched.values()]
             await asyncio.gather(*first, return_exceptions=True)
             await asyncio.Event().wait()
         finally:
@@ -114,7 +130,7 @@ class Guards:
         if not isinstance(guard.keys, str):
             return Listed(guard.keys)
         fetched = Fetched(name, guard.keys, guard.jwks, self._elsewhere)
-        self._fetched.append(fetched)
+        self._fetched[name] = fetched
         return fetched
 
 

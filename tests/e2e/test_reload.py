@@ -1,0 +1,379 @@
+"""A configuration that is taken over while streams run: who goes on, as what, and who does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from os import kill
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.brokers import embedded_kafka
+from support.clients.raw import RawClient
+from support.clients.wires import Wire, every_wire, over
+from support.gateways import Gateway, config_for, running_gateway
+from support.issuer import AUDIENCE, NAME, Issuer
+from support.oracle import Oracle
+from support.until import until
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+kafka = embedded_kafka({"orders": 3, "stock": 3})
+
+ISSUER = Issuer()
+WITHIN = 60.0
+RELOADED = "configuration reloaded"
+REFUSED = "configuration not reloaded"
+
+
+def config_of(
+    kafka: EmbeddedKafka, *routes: Mapping[str, Any], topics: Sequence[Any] = (), **sections: Any
+) -> dict[str, Any]:
+    return config_for(kafka.bootstrap, topics or ["orders", "stock"], routes, **sections)
+
+
+def at(path: str, topic: str = "orders", **options: Any) -> dict[str, Any]:
+    """A route; guarded: is none of its `with`."""
+    guarded = {"guarded": options.pop("guarded")} if "guarded" in options else {}
+    target = {"topic": topic, "format": "envelope", **options}
+    return {"when": [{"path": path}], **guarded, "with": target}
+
+
+async def reload(gateway: Gateway, config: Mapping[str, Any], *, workers: int = 1) -> str:
+    """Once all of its processes have taken it over; the line that the last one said."""
+    before = gateway.log.count(RELOADED)
+    gateway.write(config)
+    kill(gateway.pid, signal.SIGHUP)
+    await until(lambda: gateway.log.count(RELOADED) >= before + workers, gateway.tail, WITHIN)
+    return gateway.log.rpartition(RELOADED)[2].splitlines()[0]
+
+
+def named(client: RawClient, name: str) -> list[dict[str, Any]]:
+    return [json.loads(each["data"]) for each in client.events if each["event"] == name]
+
+
+def keys(client: RawClient) -> list[str]:
+    return [record["key"] for record in named(client, "message")]
+
+
+async def begun(client: RawClient, times: int = 1) -> None:
+    await client.wait(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
+
+
+@every_wire
+async def test_each_stream_goes_on_as_its_route_says_by_now(
+    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire
+):
+    old = config_of(kafka, at("/same"), at("/changed"), at("/other"), at("/gone"))
+    only = [{"key": "b"}]
+    new = config_of(
+        kafka, at("/same"), at("/changed", filters=only), at("/other", "stock"), at("/new")
+    )
+    async with running_gateway(old) as gateway, AsyncExitStack() as stack:
+        same, changed, other, gone = [
+            await stack.enter_async_context(over(wire, RawClient)(f"{gateway.base_url}/{path}"))
+            for path in ("same", "changed", "other", "gone")
+        ]
+        for client in (same, changed, other, gone):
+            await begun(client)
+        await oracle.produce("orders", 3, key=b"a")
+        for client in (same, changed, other, gone):
+            await client.wait(lambda _, client=client: keys(client) == ["a"] * 3)
+
+        said = await reload(gateway, new)
+        assert "1 the same, 2 changed, 1 new, 1 gone" in said
+        assert "1 untouched" in said and "2 moved" in said and "1 ended (route-removed)" in said
+
+        await begun(changed, 2)
+        await begun(other, 2)
+        told = named(changed, "begin")[1]
+        assert told["changed"] is True and told["view"] == "changed"
+        assert named(other, "begin")[1]["topics"] == ["stock"]
+        await gone.wait(lambda _: named(gone, "end") or gone.closed)
+        assert [end["reason"] for end in named(gone, "end")] == ["route-removed"]
+
+        await oracle.produce("orders", 3, key=b"a")
+        await oracle.produce("orders", 3, key=b"b")
+        await oracle.produce("stock", 2, key=b"s")
+        await same.wait(lambda _: len(keys(same)) == 9)
+        await changed.wait(lambda _: len(keys(changed)) == 6)
+        await other.wait(lambda _: len(keys(other)) == 5)
+        assert keys(changed) == ["a"] * 3 + ["b"] * 3
+        assert keys(other) == ["a"] * 3 + ["s"] * 2
+        assert len(named(same, "begin")) == 1 and same.opened <= 1
+        async with httpx.AsyncClient(timeout=WITHIN) as http:
+            assert (await http.get(f"{gateway.base_url}/gone")).status_code == 404
+            page = await http.get(f"{gateway.base_url}/new?until=latest&from=earliest")
+            assert page.status_code == 200
+            listed = (await http.get(f"{gateway.base_url}/")).text
+            assert "/new" in listed and "/gone" not in listed
+
+
+async def test_what_is_wrong_is_said_and_all_stays_as_it_was(kafka: EmbeddedKafka, oracle: Oracle):
+    good = config_of(kafka, at("/same"))
+    async with (
+        running_gateway(good) as gateway,
+        RawClient(f"{gateway.base_url}/same") as client,
+    ):
+        await begun(client)
+        gateway.write(config_of(kafka, at("/same", fromat="value")))
+        kill(gateway.pid, signal.SIGHUP)
+        await until(lambda: REFUSED in gateway.log, gateway.tail, WITHIN)
+        assert "format" in gateway.log.rpartition(REFUSED)[2]
+        gateway.file.unlink()
+        kill(gateway.pid, signal.SIGHUP)
+        await until(lambda: gateway.log.count(REFUSED) == 2, gateway.tail, WITHIN)
+        await oracle.produce("orders", 1, key=b"a")
+        await client.wait(lambda _: keys(client) == ["a"])
+        said = await reload(gateway, good)
+        assert "1 the same" in said and "1 untouched" in said
+        assert len(named(client, "begin")) == 1
+
+
+async def test_what_needs_a_restart_is_named_and_stays(kafka: EmbeddedKafka):
+    async with running_gateway(config_of(kafka, at("/same"))) as gateway:
+        other = config_of(kafka, at("/same"), listen={"limits": {"connections": 1}})
+        other["kafka"] |= {"clientId": "x"}
+        said = await reload(gateway, other | {"name": "other"})
+        told = said.rpartition("until a restart as before: ")[2].split(", ")
+        assert {"name", "listen.limits", "kafka.clientId"} <= set(told)
+
+
+@every_wire
+async def test_a_topic_that_is_read_otherwise_is_told_so_from_there_on(
+    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire
+):
+    transforms = [{"extract-headers": {"n": "${message.value.n}"}}]
+    old = config_of(kafka, at("/same"), at("/stock", "stock"))
+    new = config_of(
+        kafka, at("/same"), at("/stock", "stock"),
+        topics=[{"name": "orders", "transforms": transforms}, "stock"],
+    )  # fmt: skip
+    async with (
+        running_gateway(old) as gateway,
+        over(wire, RawClient)(f"{gateway.base_url}/same") as client,
+        over(wire, RawClient)(f"{gateway.base_url}/stock") as stock,
+    ):
+        await begun(client)
+        await begun(stock)
+        await oracle.produce("orders", 4)
+        await client.wait(lambda _: len(keys(client)) == 4)
+        await reload(gateway, new)
+        await oracle.produce("orders", 4)
+        await client.wait(lambda _: len(keys(client)) == 8)
+        headers = [record["headers"] for record in named(client, "message")]
+        assert not any(headers[:4]) and all(headers[4:])
+        assert len(named(client, "begin")) == 2 and len(named(stock, "begin")) == 1
+
+
+@every_wire
+async def test_who_may_not_be_here_any_more_is_told_so_and_others_stay(
+    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire
+):
+    guard = {"type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": ISSUER.jwks}
+    guards = {"login": guard, "other": guard}
+    headers = {"Authorization": f"Bearer {ISSUER.token(scope='read')}"}
+    paths = ("kept", "role", "guard", "opened")
+
+    def routes(**guarded: Any) -> list[dict[str, Any]]:
+        return [at(f"/{path}", guarded=guarded[path]) for path in paths]
+
+    old = routes(kept={"login": []}, role={"login": []}, guard={"other": []}, opened={"login": []})
+    new = routes(
+        kept={"login": ["read"]}, role={"login": ["write"]}, guard={"other": []}, opened={}
+    )
+    changed = {**guards, "other": {**guard, "leeway": "1m"}}
+    async with (
+        running_gateway(config_of(kafka, *old, guards=guards)) as gateway,
+        AsyncExitStack() as stack,
+    ):
+        clients = {
+            path: await stack.enter_async_context(
+                over(wire, RawClient)(f"{gateway.base_url}/{path}", headers=headers)
+            )
+            for path in paths
+        }
+        for client in clients.values():
+            await begun(client)
+        said = await reload(gateway, config_of(kafka, *new, guards=changed))
+        assert "2 untouched" in said and "2 ended (access-changed)" in said
+        for path in ("role", "guard"):
+            client = clients[path]
+            await client.wait(lambda _, client=client: named(client, "end"))
+            assert named(client, "end")[0]["reason"] == "access-changed"
+        await oracle.produce("orders", 1, key=b"a")
+        for path in ("kept", "opened"):
+            client = clients[path]
+            await client.wait(lambda _, client=client: keys(client) == ["a"])
+            assert len(named(client, "begin")) == 1
+
+
+async def test_all_workers_take_it_over_also_one_that_is_started_later(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    listen = {"workers": 3}
+    old = config_of(kafka, at("/records"), listen=listen)
+    new = config_of(kafka, at("/records", filters=[{"key": "b"}]), listen=listen)
+    async with running_gateway(old) as gateway, AsyncExitStack() as stack:
+        clients = [
+            await stack.enter_async_context(RawClient(f"{gateway.base_url}/records"))
+            for _ in range(9)
+        ]
+        for client in clients:
+            await begun(client)
+        await reload(gateway, new, workers=3)
+        for client in clients:
+            await begun(client, 2)
+        started = gateway.log.count("Application startup complete")
+        (first, *_) = re.findall(r"Started server process \[(\d+)\]", gateway.log)
+        kill(int(first), signal.SIGKILL)
+        await until(
+            lambda: gateway.log.count("Application startup complete") > started,
+            gateway.tail,
+            WITHIN,
+        )
+        await oracle.produce("orders", 3, key=b"a")
+        await oracle.produce("orders", 1, key=b"b")
+        for client in clients:
+            await client.wait(lambda _, client=client: keys(client)[-1:] == ["b"], within=WITHIN)
+            assert set(keys(client)) == {"b"}
+
+
+# under load
+
+
+EACH_ROUTE, RELOADS, EACH = 250, 20, 20
+PATHS = ("/same", "/filter", "/fields", "/topics")
+UNTIL, ANEW = 8, 4  # so many of the reloads change options of a topic, none of the first ones
+_OFFSET = re.compile(rb'"partition":(\d+),"offset":(\d+),"timestamp"')
+
+
+class Light:
+    """One stream, its bytes as they came."""
+
+    def __init__(self) -> None:
+        self.body = bytearray()
+
+    async def read(self, port: int, path: str) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            asked = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n"
+            writer.write(asked.encode())
+            while piece := await reader.read(1 << 16):
+                self.body += piece
+        finally:
+            writer.close()
+
+    @property
+    def begins(self) -> int:
+        return self.body.count(b"event: begin")
+
+    @property
+    def seen(self) -> list[tuple[int, int]]:
+        return [(int(p), int(offset)) for p, offset in _OFFSET.findall(self.body)]
+
+
+async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    """Of four routes one is touched by nothing but options of its topic; of the others the filter,
+    the fields and the topics are other ones each time."""
+
+    def config(turn: int) -> dict[str, Any]:
+        odd = turn % 2 == 1
+        either = [{"key": "a"}, {"key": "b"}] if odd else [{"key": "b"}, {"key": "a"}, {"key": "c"}]
+        added = ["orders", "stock"] if odd else ["orders"]
+        several = at("/topics")
+        del several["with"]["topic"]
+        several["with"]["topics"] = added
+        return config_of(
+            kafka,
+            at("/same"),
+            at("/filter", filters=either),
+            at("/fields", fields=["/n"] if odd else ["/n", "/run"]),
+            several,
+            topics=[{"name": "orders", "cache": {"age": f"{60 + turn}s"}} if odd else "orders",
+                    "stock"] if turn % 5 == 4 else ["orders", "stock"],
+        )  # fmt: skip
+
+    due: set[tuple[int, int]] = set()
+    async with running_gateway(config(0)) as gateway:
+        port = gateway.port
+        lights = [(path, Light()) for path in PATHS for _ in range(EACH_ROUTE)]
+        tasks = [asyncio.create_task(light.read(port, path)) for path, light in lights]
+        try:
+            await until(lambda: all(light.begins for _, light in lights), "begins", WITHIN)
+            for turn in range(1, RELOADS + 1):
+                producing = asyncio.create_task(oracle.produce("orders", EACH, key=b"a"))
+                await reload(gateway, config(turn))
+                if turn == UNTIL:
+                    same = [light for path, light in lights if path == "/same"]
+                    assert [light.begins for light in same] == [1] * EACH_ROUTE
+                due |= {(acked.tp.partition, acked.offset) for acked in await producing}
+            assert len(due) == RELOADS * EACH
+            await until(
+                lambda: all(len(light.seen) >= len(due) for _, light in lights),
+                lambda: f"{sum(len(light.seen) >= len(due) for _, light in lights)} are whole",
+                WITHIN,
+            )
+            assert not any(task.done() for task in tasks), "nobody was lost"
+            for path, light in lights:
+                assert len(light.seen) == len(due) and set(light.seen) == due
+                assert path != "/same" or light.begins <= 1 + ANEW
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# the command
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    run = (sys.executable, "-m", "gateway", "reload", *arguments)
+    return subprocess.run(run, capture_output=True, text=True, timeout=WITHIN)
+
+
+async def test_the_command_checks_first_and_then_tells_the_process(
+    kafka: EmbeddedKafka, tmp_path: Path
+):
+    pid = tmp_path / "gateway.pid"
+    config = config_of(kafka, at("/same"))
+    async with running_gateway(config, arguments=["--pid-file", str(pid)]) as gateway:
+        assert int(pid.read_text()) == gateway.pid
+        ask = ["-c", str(gateway.file), "--pid-file", str(pid)]
+        told = await asyncio.to_thread(command, *ask)
+        assert (told.returncode, "takes it over" in told.stdout) == (0, True)
+        await until(lambda: RELOADED in gateway.log, gateway.tail, WITHIN)
+        gateway.write(config | {"routs": []})
+        wrong = await asyncio.to_thread(command, *ask)
+        assert wrong.returncode == 78 and "routes" in wrong.stderr
+        assert gateway.log.count(RELOADED) == 1 and REFUSED not in gateway.log
+        gateway.write(config)
+        await gateway.stop()
+        assert not pid.exists()
+        gone = await asyncio.to_thread(command, "-c", str(gateway.file), "--pid", "4194304")
+        assert gone.returncode == 1 and "no process" in gone.stderr
+    neither = await asyncio.to_thread(command, "-c", str(gateway.file))
+    assert neither.returncode == 2
+
+
+@pytest.mark.parametrize("text", ["", "many\n", "-7\n"])
+async def test_a_file_that_holds_no_process_id_is_named(
+    kafka: EmbeddedKafka, tmp_path: Path, text: str
+):
+    file, config = tmp_path / "pid", tmp_path / "gateway.yaml"
+    file.write_text(text)
+    config.write_text(
+        f"name: x\nkafka: {{servers: ['{kafka.bootstrap[0]}'], topics: [{{name: orders}}]}}\n"
+    )
+    told = await asyncio.to_thread(command, "-c", str(config), "--pid-file", str(file))
+    assert told.returncode == 2 and "no process id" in told.stderr
