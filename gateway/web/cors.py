@@ -5,8 +5,8 @@ A route has its own `access-control`, or that of `listen`; so have the gateway's
 to streams whatever their route (its module, renewals of tokens) is for whoever may read some route.
 In front of WebSockets, to which CORS does not apply, stands `origin`.
 
-Nothing of it is asked where no page of another site may read anything, or whoever asks is none:
-0.5 us of a connect then.
+Nothing of it is asked where no page of another site may do anything. Where some may, it is 0.4 us
+of a connect of whoever is no such page, and 3 us of one that is.
 """
 
 from __future__ import annotations
