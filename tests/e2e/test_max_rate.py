@@ -33,7 +33,16 @@ PAD = {"pad": "x" * 10_000}
 RING = 150  # of these are more than a ring holds
 
 BEHIND = "gateway_clients_behind", {"route": "/hourly", "state": "max-rate"}
-TOPICS = {"orders": 3, "cut": 2, "hourly": 1, "large": 1, "ended": 1, "prices": 2, "page": 1}
+TOPICS = {
+    "orders": 3,
+    "cut": 2,
+    "hourly": 1,
+    "large": 1,
+    "ended": 1,
+    "prices": 2,
+    "page": 1,
+    "table": 2,
+}
 kafka = embedded_kafka(TOPICS)
 
 
@@ -48,6 +57,8 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
         "ended": {"topic": "ended", "maxRate": "5/h", "slowClient": "disconnect"},
         "prices": {"topic": "prices", "maxRate": "60/s", "slowClient": "conflate"},
         "page": {"topic": "page", "maxRate": "7/h"},
+        "snapshot": {"topic": "table", "maxRate": "20/s", "mode": "snapshot"},
+        "interval": {"topic": "table", "maxRate": "20/s", "interval": "50ms"},
     }
     routes = [
         {"when": [{"path": f"/{path}"}], "with": {"format": "envelope", **each}}
@@ -146,6 +157,35 @@ async def test_one_may_get_the_latest_of_what_it_was_too_slow_for(
         offsets = [(r["partition"], r["offset"]) for r in records(client.events)]
         assert len(set(offsets)) == len(offsets) < len(sent)
         assert not named(client.events, "gap")
+
+
+@pytest.mark.parametrize("path", ["snapshot", "interval"])
+async def test_tables_come_so_too_and_whole(gateway: Gateway, kafka: EmbeddedKafka, path: str):
+    """A flush, or what was read for all, is cut where the rate is used up."""
+    keys = [f"{path}-{n}" for n in range(50)]
+    rows = [
+        Sent(b"%d" % round, key.encode(), n % 2) for round in (1, 2) for n, key in enumerate(keys)
+    ]
+    before = rows if path == "snapshot" else rows[:1]
+    await produce(kafka.bootstrap, "table", before)
+    started = time.monotonic()
+    async with RawClient(f"{gateway.base_url}/{path}") as client:
+        await client.wait(1, WITHIN)
+        await produce(kafka.bootstrap, "table", rows[len(before) :])
+        await client.wait(lambda events: mine(known(events), path) == written(rows), WITHIN)
+        assert time.monotonic() - started > 2, "50 in three seconds"
+        if path == "snapshot":
+            await client.wait(lambda events: named(events, "snapshot-end"), WITHIN)
+        last = Sent(b"3", keys[0].encode(), 0)
+        await produce(kafka.bootstrap, "table", [last])
+        await client.wait(lambda events: known(events).get(keys[0]) == "3", WITHIN)
+        offsets = [(r["partition"], r["offset"]) for r in records(client.events)]
+        assert len(set(offsets)) == len(offsets)
+        assert client.opened == 1 and not named(client.events, "gap")
+
+
+def mine(table: dict[str, str], path: str) -> dict[str, str]:
+    return {key: value for key, value in table.items() if key.startswith(path)}
 
 
 async def test_a_page_has_no_more_than_that_and_the_next_one_goes_on(
