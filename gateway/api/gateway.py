@@ -16,7 +16,7 @@ from ..config.expression import nearest
 from ..config.problems import dotted
 from ..errors import ConfigError, GatewayError
 from ..hub.hub import Hub
-from ..hub.hubs import Hubs
+from ..hub.hubs import Hubs, TopicOf
 from ..hub.writer import Produced, Writer
 from ..kafka.cluster import Cluster, ClusterSettings
 from .asked import From, Until, start_of, view_of
@@ -94,7 +94,7 @@ class Gateway:
         if tracing is not None:
             await tracing.close()
 
-    def adopt(self, settings: Settings) -> frozenset[str]:
+    def adopt(self, settings: Settings) -> frozenset[TopicOf]:
         """Go by these settings from now on, but for those of the connection to Kafka; the topics
         that are read anew for it, whose clients are to be moved on (`hub.client.CHANGED`)."""
         self.settings = settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ..config import Settings
 from ..kafka.cluster import Cluster
@@ -13,6 +13,8 @@ from .hub import Hub
 
 if TYPE_CHECKING:
     from ..telemetry.traces import Tracing
+
+TopicOf: TypeAlias = tuple[str, str]  # the name of its cluster, its own
 
 
 class Hubs:
@@ -61,10 +63,10 @@ class Hubs:
         await asyncio.gather(*(hub.close() for hub in self))
         await asyncio.gather(*(hub.cluster.close() for hub in self))
 
-    def adopt(self, settings: Settings) -> frozenset[str]:
+    def adopt(self, settings: Settings) -> frozenset[TopicOf]:
         """As `Hub.adopt`, of all of them."""
         self.settings = settings
-        return frozenset().union(*(hub.adopt(settings) for hub in self))
+        return frozenset((hub.name, topic) for hub in self for topic in hub.adopt(settings))
 
     def refuse(self) -> None:
         """From now on nobody is let in any more."""

@@ -20,6 +20,7 @@ from ..config import Route
 from ..core.slow import SlowClient
 from ..errors import GatewayError, KafkaError, UnknownTopic
 from ..hub.client import CHANGED, Client, Handover
+from ..hub.hubs import TopicOf
 from ..hub.view import View
 from .access import Granted
 from .request import Query
@@ -99,7 +100,7 @@ class Opened:
         match = match._replace(granted=granted)
         self._go_to(Next(match, query, await self.routes.view(match, query)))
 
-    async def review(self, guards: Set[str], topics: Set[str]) -> str:
+    async def review(self, guards: Set[str], topics: Set[TopicOf]) -> str:
         """After what was configured anew: go on as before, as another view, or not at all; which
         of them it is, in a word. guards, topics: those that were changed."""
         before, query = self._shown
@@ -113,7 +114,7 @@ class Opened:
         except (GatewayError, HTTPException) as exc:
             return self._ended(reason_of(exc))
         rate = before.route.with_.max_rate != match.route.with_.max_rate
-        anew = rate or not topics.isdisjoint(view.topics)
+        anew = rate or any((view.cluster, topic) in topics for topic in view.topics)
         self._go_to(Next(match, query, view, anew))
         return "untouched" if self._next is None else "moved"
 
@@ -262,7 +263,7 @@ class Openings:
         if error is not None:
             log.error("a stream failed to go on", exc_info=error)
 
-    async def review(self, guards: Set[str], topics: Set[str]) -> dict[str, int]:
+    async def review(self, guards: Set[str], topics: Set[TopicOf]) -> dict[str, int]:
         """As `Opened.review`, of all; how many became what."""
         outcomes: Counter[str] = Counter()
         for n, stream in enumerate(self):

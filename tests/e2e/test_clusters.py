@@ -25,7 +25,9 @@ from support.scrape import scraped
 from support.until import until
 from typer.testing import CliRunner
 
-from gateway import Gateway, cli, loads
+from gateway import Gateway, cli
+from gateway.config import Settings, loads
+from gateway.errors import ConfigError
 from gateway.kafka.embedded import EmbeddedKafka
 
 WITHIN = 60.0
@@ -264,12 +266,53 @@ async def test_workers_serve_both_and_all_streams_end_when_it_ends(
         assert await gateway.stop() == 0
 
 
+async def test_a_reload_changes_what_is_said_of_one_cluster_and_leaves_the_other_alone(
+    kafkas: dict[str, EmbeddedKafka], oracles: dict[str, Oracle]
+):
+    """Though their topics have the same name."""
+    made = config(kafkas)
+    async with in_process(made) as (url, app), Multiplex(url) as socket:
+        for name in NAMES:
+            await socket.subscribe(name, f"/{name}/orders")
+        made["kafka"]["us"]["topics"][0]["cache"] = {"age": "1m"}
+        made["kafka"]["eu"]["requestTimeout"] = "3s"
+        outcome = await app.reload(settings(made))
+        assert outcome.streams == {"untouched": 1, "moved": 1}
+        assert outcome.kept == ("kafka.eu.requestTimeout",)
+        await oracles["eu"].produce("orders", 4)
+        await oracles["us"].produce("orders", 6)
+        await socket.wait(lambda: (len(socket.records("eu")), len(socket.records("us"))) == (4, 6))
+        assert (len(socket.of("eu", "begin")), len(socket.of("us", "begin"))) == (1, 2)
+
+
+async def test_a_cluster_that_is_new_needs_a_restart_and_one_that_is_gone_has_no_topics(
+    kafkas: dict[str, EmbeddedKafka],
+):
+    made = config(kafkas)
+    async with in_process(made) as (url, app), Multiplex(url) as socket:
+        for name in NAMES:
+            await socket.subscribe(name, f"/{name}/orders")
+        made["kafka"]["asia"] = {"servers": kafkas["eu"].bootstrap}
+        with pytest.raises(ConfigError, match=r"kafka\.asia: it is new, and needs a restart"):
+            await app.reload(settings(made))
+        del made["kafka"]["asia"], made["kafka"]["us"]
+        made["routes"] = [each for each in made["routes"] if "/eu/orders" in str(each)]
+        outcome = await app.reload(settings(made))
+        assert outcome.kept == ("kafka.us",)
+        assert outcome.streams == {"untouched": 1, "ended (route-removed)": 1}
+        await socket.next("us", "end")
+
+
+def settings(made: dict[str, Any]) -> Settings:
+    text = StringIO()
+    YAML().dump(made, text)
+    return loads(text.getvalue())
+
+
 async def test_a_program_says_which_cluster_where_the_topic_does_not(
     kafkas: dict[str, EmbeddedKafka],
 ):
-    text = StringIO()
-    YAML().dump(config(kafkas), text)
-    async with Gateway(loads(text.getvalue())) as gateway:
+    async with Gateway(settings(config(kafkas))) as gateway:
         for name in NAMES:
             await gateway.produce("orders", f"to {name}", kafka=name)
         await gateway.produce("parcels", "p")
