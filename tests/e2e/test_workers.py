@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from contextlib import AsyncExitStack
 from pathlib import Path
 from random import Random
@@ -143,15 +144,17 @@ async def test_workers_without_a_supervisor_drain_and_free_the_port(kafka: Embed
         await gateway.start()
 
 
-async def test_a_configuration_that_no_worker_can_serve_ends_it_at_once(
+async def test_what_ends_each_worker_at_its_start_ends_it_at_once(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
-    for name in ("certificate", "key"):
-        (tmp_path / name).write_text("not PEM")
-    tls = {name: str(tmp_path / name) for name in ("certificate", "key")}
-    async with running_gateway(config(kafka, workers=3, tls=tls), ready=False) as gateway:
+    ends = "import os, sys\nif 'gateway.web.worker' in sys.orig_argv: os._exit(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(ends)
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    async with running_gateway(
+        config(kafka, workers=3), ready=False, environment={"PYTHONPATH": path}
+    ) as gateway:
         await until(lambda: not gateway.alive, "the end", WITHIN)
-        assert await gateway.stop() == 1
+        assert await gateway.stop() == 3
         assert "another starts" not in gateway.log
 
 
