@@ -195,7 +195,10 @@ async def test_without_kafka_a_route_closes_its_socket_and_a_session_goes_on():
             await socket.answers()
 
 
-async def test_a_stream_that_ends_closes_the_socket_of_its_own_path_only(kafka: EmbeddedKafka):
+async def test_a_stream_that_ends_closes_the_socket_of_its_own_path_only(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    await oracle.produce("orders", 1)
     brief = route("orders", "envelope", maxLifetime="1s")
     async with running_gateway(config_for(kafka.bootstrap, ["orders"], [brief])) as gateway:
         path = "/records/orders"
