@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import struct
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -312,7 +315,38 @@ def test_people_get_a_line_for_each_finding_and_a_verdict(tmp_path: Path):
 
 
 def kafka_at(line: str) -> str:
-    return line.split(" at ")[1].removesuffix(": answers")
+    return line.split(" at ")[1].split(": answers")[0]
+
+
+def test_on_a_terminal_a_bar_shows_what_has_not_answered_and_leaves_nothing(tmp_path: Path):
+    """On stderr alone: what is piped elsewhere is lines."""
+    ours, terminal = os.openpty()
+    with EmbeddedKafka({"orders": 3}) as kafka, ThreadPoolExecutor() as beside:
+        kafka.delay(1, 0.3)  # the bar is drawn ten times a second
+        file = written(config_for(kafka.bootstrap, ["orders"]), tmp_path)
+        command = [sys.executable, "-m", "gateway", "check", str(file), "--cluster"]
+        environment = {**os.environ, "TERM": "xterm", "COLUMNS": "200"}
+        reading = beside.submit(read_all, ours)
+        try:
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, stderr=terminal, timeout=60, env=environment
+            )
+        finally:
+            os.close(terminal)
+        shown = reading.result(30)
+    assert done.returncode == 0 and b"\x1b" not in done.stdout
+    assert f"server {kafka_at(done.stdout.decode())}" in shown
+    assert shown.endswith("\x1b[2K"), "the bar's own line is cleared"
+
+
+def read_all(terminal: int) -> str:
+    """Until nobody writes to it any more."""
+    said = b""
+    with suppress(OSError):  # Linux's way to tell the end
+        while piece := os.read(terminal, 4096):
+            said += piece
+    os.close(terminal)
+    return said.decode()
 
 
 def test_an_embedded_kafka_is_not_there_to_be_tried(tmp_path: Path):
