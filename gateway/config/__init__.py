@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from ..errors import ConfigError
 from . import problems, source
+from .admin import Admin
 from .catalog import SchemaRegistry
 from .condition import Condition, Filter
 from .credentials import Credentials
@@ -36,6 +37,7 @@ from .units import Rate
 __all__ = [
     "X509",
     "AccessControl",
+    "Admin",
     "Allow",
     "Cache",
     "Condition",

@@ -12,7 +12,7 @@ from typing import Any
 from . import clusters
 from .clusters import matches, sections, topics_for
 from .expression import nearest
-from .guarded import claim, guarded, guards, masked, secret_query
+from .guarded import admin, claim, guarded, guards, masked, secret_query
 from .path import PathPattern
 from .producing import pattern_of
 from .section import Problem
@@ -38,6 +38,7 @@ def crosscheck(raw: Mapping[str, Any]) -> Iterator[Problem]:
         for problem in (*_topics(kafka, topics[name]), *_catalogs(raw, kafka)):
             yield problem._replace(way=(*way, *problem.way))
     yield from guards(raw)
+    yield from admin(raw)
     yield from _paths(raw)
     for index, route in enumerate(_list(raw.get("routes"))):
         for problem in _route(raw, _map(route), topics):

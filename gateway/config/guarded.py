@@ -44,6 +44,26 @@ def _inline(name: str, host: object) -> Iterator[Problem]:
         yield Problem(("guards", name), f"{what}; {hint}", key=True)
 
 
+def admin(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """Who may list and end streams: never whoever reaches the port."""
+    written = _map(raw.get("admin"))
+    names = [str(name) for name in _map(written.get("guarded"))]
+    for problem in guarded(raw, written):
+        yield problem._replace(way=("admin", *problem.way))
+    host = written.get("host", "127.0.0.1")
+    if not isinstance(host, str) or isinstance(host, Unsettled) or is_loopback(host):
+        return
+    if not names:
+        what = "lets other machines in, and nobody is asked who they are"
+        yield Problem(("admin", "host"), f"{what}; add admin.guarded, or use 127.0.0.1")
+    known = _map(raw.get("guards"))
+    for name in names:
+        guard = _map(known.get(name))
+        if guard.get("type") == "inline" and not _yes(guard.get("exposed")):
+            what = f"guard '{name}' is for development, and admin.host lets other machines in"
+            yield Problem(("admin", "guarded", name), f"{what}; use jwt or x509", key=True)
+
+
 def is_loopback(host: str | None) -> bool:
     """A name or address of this machine only."""
     try:

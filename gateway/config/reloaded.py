@@ -7,11 +7,12 @@ its connections to Kafka) stays until it is started again, and is named.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic.alias_generators import to_camel
 
 from ..errors import ConfigError
+from .admin import Admin
 from .kafka import Kafka
 from .section import Section
 from .settings import Settings
@@ -39,6 +40,7 @@ def reloaded(running: Settings, written: Settings) -> Reloaded:
     logs = _taken(telemetry.logs, written.telemetry.logs, LOGS, "telemetry.logs.", kept)
     parts: Mapping[str, Any] = {
         "name": _kept(running.name, written.name, "name", kept),
+        "admin": _admin(running.admin, written.admin, kept),
         "listen": _taken(running.listen, written.listen, LISTEN, "listen.", kept),
         "kafka": _clusters(running, written, kept),
         "telemetry": _taken(
@@ -50,6 +52,16 @@ def reloaded(running: Settings, written: Settings) -> Reloaded:
         ),
     }
     return Reloaded(written.model_copy(update=dict(parts)), tuple(kept))
+
+
+def _admin(running: Admin | None, written: Admin | None, kept: list[str]) -> Admin | None:
+    """Its guards with its address or not at all: they are what that one needs."""
+    if running is None or written is None:
+        return cast("Admin | None", _kept(running, written, "admin", kept))
+    if (running.host, running.port) != (written.host, written.port):
+        kept.append("admin")
+        return running
+    return written
 
 
 def _clusters(running: Settings, written: Settings, kept: list[str]) -> Kafka | dict[str, Kafka]:

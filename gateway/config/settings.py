@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
+from .admin import Admin
 from .catalog import SchemaRegistry
 from .clusters import having
 from .crosscheck import crosscheck
@@ -42,6 +43,10 @@ class Settings(Section):
     )
     telemetry: Telemetry = Field(
         default=Telemetry(), description="Metrics, traces and logs. For operators."
+    )
+    admin: Admin | None = Field(
+        default=None,
+        description="A port where streams are listed and ended; none by default. For operators.",
     )
     memory: Annotated[Size, within(1024**2, 1024**5, show_size)] = Field(
         default=1024**3,

@@ -33,6 +33,7 @@ from ..errors import ConfigError
 from . import assets, discovery, health
 from .access import Access, anyone
 from .access.guards import Guards
+from .admin.app import Admin
 from .bus import Bus
 from .caution import NOSNIFF, PAGE
 from .ending import drain_with_the_server
@@ -55,6 +56,7 @@ class Application(Starlette):
 
     gateway: what it streams from; `gateway.subscribe` shares its reads.
     reload:  `await app.reload(settings)` takes over a configuration that was written anew.
+    admin:   what operators ask, for a port of its own.
     """
 
     def __init__(self, gateway: Gateway, startup: Sequence[Startup] = (), **options: Any) -> None:
@@ -63,6 +65,7 @@ class Application(Starlette):
         self.state.hubs = gateway.hubs
         self.turns: Turns | None = None
         self.reload: Reload
+        self.admin: Admin
         self._startup: list[Startup] = [*startup, partial(drain_with_the_server, gateway.hubs)]
 
     def beside(self, start: Startup) -> None:
@@ -149,6 +152,7 @@ def create_app(
     app.reload = Reload(app, streams, guards, show)
     app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
     app.state.metrics = metrics
+    app.admin = Admin(streams, guards, metrics, bus)
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     return app

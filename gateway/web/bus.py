@@ -46,9 +46,11 @@ class Answers(NamedTuple):
 
 @dataclass(slots=True)
 class _Question:
-    """asked: None until the relay says who was."""
+    """of: the one worker that is waited for; None for all. asked: None until the relay says who
+    was."""
 
     done: asyncio.Future[None]
+    of: int | None = None
     asked: set[int] | None = None
     said: dict[int, list[Any]] = field(default_factory=dict)
 
@@ -95,19 +97,26 @@ class Bus:
         if self._link is not None:
             self._link.send("say", topic, data)
 
-    async def ask(self, topic: str, data: Any = None, *, within: float = 1.0) -> Answers:
-        """What every worker answers within so many seconds; never raises."""
-        answers = {self.worker: self._answer(topic, self.worker, data)}
-        if self._link is not None:
-            answers |= await self._asked(self._link, topic, data, within)
+    async def ask(
+        self, topic: str, data: Any = None, *, within: float = 1.0, of: int | None = None
+    ) -> Answers:
+        """What every worker answers within so many seconds; never raises. of: wait for this one
+        alone."""
+        answers: dict[int, list[Any]] = {}
+        if of in (None, self.worker):
+            answers[self.worker] = self._answer(topic, self.worker, data)
+        if self._link is not None and of != self.worker:
+            answers |= await self._asked(self._link, topic, data, within, of)
         said = {worker: answer[0] for worker, answer in answers.items() if answer}
-        return Answers(said, frozenset(range(1, self.workers + 1)) - said.keys())
+        every = range(1, self.workers + 1) if of is None else (of,)
+        return Answers(said, frozenset(every) - said.keys())
 
     async def _asked(
-        self, link: Link, topic: str, data: Any, within: float
+        self, link: Link, topic: str, data: Any, within: float, of: int | None
     ) -> dict[int, list[Any]]:
         number = next(self._numbers)
-        question = self._questions[number] = _Question(asyncio.get_running_loop().create_future())
+        done = asyncio.get_running_loop().create_future()
+        question = self._questions[number] = _Question(done, of)
         link.send("ask", number, topic, data)
         try:
             async with asyncio.timeout(within):
@@ -204,8 +213,9 @@ class Bus:
             case "asked":
                 number, asked = rest
                 if number in self._questions:
-                    self._questions[number].asked = set(asked)
-                    self._questions[number].settle(self._here)
+                    question = self._questions[number]
+                    question.asked = {each for each in asked if question.of in (None, each)}
+                    question.settle(self._here)
             case "answer":
                 self._take(*rest)
             case "here":

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import secrets
 import time
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Set
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -54,15 +55,17 @@ class Opened:
     address: of its client; empty if it is not known.
     name:    by which its client finds it again, and nobody else; empty while nobody needs it.
     since:   seconds since 1970.
+    number:  among all of this process, in the order of their coming.
     """
 
     __slots__ = (
-        "_alarm", "_begun", "_client", "_next", "address", "is_over", "match", "name", "query",
-        "routes", "since",
+        "_alarm", "_begun", "_client", "_ending", "_next", "address", "is_over", "match", "name",
+        "number", "query", "routes", "since",
     )  # fmt: skip
 
     # `_begun`: before that, a change waits: where its client starts is yet to be found out.
     # `_alarm`: when it asks for a new token.
+    # `_ending`: the reason that it was told to end for, whichever client it has by then.
 
     def __init__(self, routes: Routes, match: Match, query: Query, address: str = "") -> None:
         self.routes = routes
@@ -76,7 +79,8 @@ class Opened:
         self._begun = False
         self._next: Next | None = None
         self._alarm: asyncio.TimerHandle | None = None
-        routes.openings.add(self)
+        self._ending = ""
+        self.number = routes.openings.add(self)
 
     @property
     def client(self) -> Client | None:
@@ -90,6 +94,7 @@ class Opened:
 
     def end(self, reason: str) -> None:
         """With an `end` event."""
+        self._ending = self._ending or reason
         if self._client is not None:
             self._client.end(reason)
 
@@ -142,7 +147,9 @@ class Opened:
     def _begin(self, client: Client) -> None:
         """It is attached now."""
         self._begun = True
-        if self._next is not None:
+        if self._ending:
+            client.end(self._ending)
+        elif self._next is not None:
             self._turn(client)
         self._mind_expiry()
 
@@ -214,22 +221,43 @@ class Openings:
     """All streams that run here, and what they wait for."""
 
     def __init__(self) -> None:
-        self._all: set[Opened] = set()
+        self.mark = secrets.token_hex(4)  # of this process among those before it
+        self._all: dict[int, Opened] = {}
+        self._last = 0
         self._named: dict[str, Opened] = {}
+async def _ended(streams: Iterable[Opened], reason: str) -> None:
+    for n, stream in enumerate(streams):
+        stream.end(reason)
+        if n % AT_ONCE == AT_ONCE - 1:
+            await asyncio.sleep(0)
+
+
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[Opened]:
         """As they are now."""
-        return iter(list(self._all))
+        return iter(list(self._all.values()))
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def add(self, stream: Opened) -> None:
-        self._all.add(stream)
+    def add(self, stream: Opened) -> int:
+        """The number that it has from now on."""
+        self._last += 1
+        self._all[self._last] = stream
+        return self._last
+
+    def after(self, number: int) -> Iterator[Opened]:
+        """Those that came behind this one, in their order, as they are now."""
+        numbers = list(self._all)
+        for n in numbers[bisect_right(numbers, number) :]:
+            yield self._all[n]
+
+    def get(self, number: int) -> Opened | None:
+        return self._all.get(number)
 
     def discard(self, stream: Opened) -> None:
-        self._all.discard(stream)
+        self._all.pop(stream.number, None)
         self._named.pop(stream.name, None)
 
     def name(self, stream: Opened) -> str:
@@ -279,4 +307,11 @@ class Openings:
         try:
             await stream.renew(granted)
         except (GatewayError, HTTPException):
+    def end(self, fits: Callable[[Opened], bool], reason: str) -> int:
+        """Those that it fits, some at a time; how many they are."""
+        ending = [stream for stream in self._all.values() if not stream.is_over and fits(stream)]
+        if ending:
+            self.do(_ended(ending, reason))
+        return len(ending)
+
             stream.end(DENIED)

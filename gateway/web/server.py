@@ -19,6 +19,8 @@ import uvicorn
 from ..config import Logs, Settings
 from ..hub.hubs import Hubs
 from ..telemetry import logs
+from .admin import listener
+from .admin.listener import open_port
 from .app import Application, Startup, create_app
 from .certificate import TlsContext
 from .forwarded import Forwarded
@@ -83,21 +85,28 @@ def serve(
         app = create_app(ready, pages=pages, startup=startup)
         if again is not None:
             app.beside(partial(reload_on_hangup, app, again))
-        listening = bind(ready.listen.host, ready.listen.port)
+        listening, admin = bind(ready.listen.host, ready.listen.port), open_port(ready)
         print(f"listening on {address(listening, tls=ready.listen.tls is not None)}", flush=True)
-        run(app, ready, listening)
+        run(app, ready, listening, admin)
         return 0
 
 
-def run(app: Application, settings: Settings, listening: socket.socket) -> None:
-    """Serve in this process until it is told to end. Raises GatewayError for a certificate that
-    cannot be used."""
+def run(
+    app: Application,
+    settings: Settings,
+    listening: socket.socket,
+    admin: socket.socket | None = None,
+) -> None:
+    """Serve in this process until it is told to end. admin: where operators come in. Raises
+    GatewayError for a certificate that cannot be used."""
     listen = settings.listen
     proxies = listen.forwarded
     tls = None if listen.tls is None else TlsContext(listen.tls)
     if tls is not None:
         app.beside(tls.watch)
         app.state.metrics.more.append(tls.read)
+    if admin is not None:
+        app.beside(partial(listener.serve, app.admin.app, settings, admin, tls))
     config = uvicorn.Config(
         app if proxies is False else Forwarded(app, proxies),
         http=GatewayProtocol,

@@ -26,10 +26,11 @@ def main(number: int, job: Job) -> None:
     """Serve until told to end. Raises GatewayError as `create_app`."""
     configure_logging(job.settings.telemetry.logs, job.debug, number)
     listening = socket.socket(fileno=job.listening)
+    admin = socket.socket(fileno=job.admin) if job.admin >= 0 else None
     bus = Bus(job.path, number, job.settings.listen.workers)
     app = create_app(job.settings, bus=bus)
     app.beside(partial(follow_supervisor, app, sys.stdin))
-    run(app, job.settings, listening)
+    run(app, job.settings, listening, admin)
 
 
 async def follow_supervisor(app: Application, pipe: IO[str]) -> None:

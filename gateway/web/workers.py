@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 
 from ..config import Settings
 from ..config.reloaded import reloaded
+from .admin.listener import open_port
 from ..errors import GatewayError
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
@@ -49,10 +50,11 @@ COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
 class Job(NamedTuple):
-    """What a worker is told. listening: a file descriptor. path: of the bus."""
+    """What a worker is told. listening, admin: file descriptors; -1 for none. path: of the bus."""
 
     settings: Settings
     debug: AbstractSet[str]
+    admin: int
     listening: int
     path: Path
 
@@ -72,7 +74,7 @@ def supervise(settings: Settings, debug: AbstractSet[str], load: Load | None = N
     Raises GatewayError when the address cannot be bound.
     """
     listen = settings.listen
-    sockets = bind_shared(listen.host, listen.port, listen.workers)
+    sockets, admin = bind_shared(listen.host, listen.port, listen.workers), open_port(settings)
     print(f"listening on {address(sockets[0], tls=listen.tls is not None)}", flush=True)
     print(
         f"{listen.workers} workers; each reads Kafka on its own, "
@@ -80,7 +82,7 @@ def supervise(settings: Settings, debug: AbstractSet[str], load: Load | None = N
         flush=True,
     )
     with private_folder() as folder:
-        supervisor = Supervisor(settings, debug, sockets, folder / "bus", load)
+        supervisor = Supervisor(settings, debug, sockets, folder / "bus", load, admin)
         return asyncio.run(supervisor.run())
 
 
@@ -104,8 +106,10 @@ class Supervisor:
         debug: AbstractSet[str],
         sockets: list[socket.socket],
         path: Path,
+        admin: socket.socket | None = None,
         load: Load | None = None,
     ) -> None:
+        self._admin = admin
         self._settings = settings
         self._load = load
         self._debug = debug
@@ -145,6 +149,8 @@ class Supervisor:
         """Nobody is taken on any more: a socket that only we still hold would take them. Told a
         second time, the workers hear that, too."""
         first = not self._ending.is_set()
+        if self._admin is not None:
+            self._admin.close()
         self._ending.set()
         for worker in self._workers:
             self._let_go(worker)
@@ -193,10 +199,11 @@ class Supervisor:
         """Start it, and wait for its end. Its exit status; the number of a signal is negative."""
         if worker.listening is None:
             worker.listening = bind_beside(self._host, self._port)
-        job = Job(self._settings, self._debug, worker.listening.fileno(), self._path)
+        admin = -1 if self._admin is None else self._admin.fileno()
+        job = Job(self._settings, self._debug, worker.listening.fileno(), admin, self._path)
         worker.process = await asyncio.create_subprocess_exec(
             *COMMAND, str(worker.number),
-            stdin=PIPE, pass_fds=[job.listening],
+            stdin=PIPE, pass_fds=[fd for fd in (job.listening, job.admin) if fd >= 0],
             process_group=0,  # or ^C would reach it from the terminal, too, and mean: at once
         )  # fmt: skip
         assert worker.process.stdin is not None

@@ -24,6 +24,7 @@ from gateway.web.workers import Supervisor, private_folder
 PROGRAM = """
 import os, pickle, signal, socket, sys, time
 number = int(sys.argv[1])
+sys.stdin.buffer.read(4)  # the length
 job = pickle.load(sys.stdin.buffer)
 acts = {acts!r}
 if "ends" in acts:

@@ -37,6 +37,7 @@ class Guards:
         self._fetched: dict[str, Fetched] = {}
         self._guards: dict[str, Guard] = {}
         self._settings: Mapping[str, configured.Guard] = {}
+        self._admin: Route | None = None
         self.adopt(settings)
 
     def adopt(self, settings: Settings) -> frozenset[str]:
@@ -51,7 +52,11 @@ class Guards:
         for name in changed:
             self._guards.pop(name, None)
             self._fetched.pop(name, None)
-        for name in sorted({name for route in settings.routes for name in route.guarded}):
+        asked = [route.guarded for route in settings.routes]
+        self._admin = None if settings.admin is None else settings.admin.route
+        if self._admin is not None:
+            asked.append(self._admin.guarded)
+        for name in sorted({name for guarded in asked for name in guarded}):
             if name not in self._guards:
                 self._guards[name] = self._made(name, settings)
         return changed
@@ -69,6 +74,12 @@ class Guards:
             granted = await self._granted(Asked(route, params, connection, told))
         own = await self._own(route, params, connection, token)
         return granted | own if own else granted
+
+    async def operator(self, connection: HTTPConnection) -> Granted:
+        """Who asks for what `admin` may do. Raises NotGranted and GuardUnavailable."""
+        if self._admin is None or not self._admin.guarded:
+            return NOBODY
+        return await self._granted(Asked(self._admin, {}, connection))
 
     async def run(self) -> None:
         """Fetch keys before anybody needs them; close what was opened when it is cancelled."""

@@ -1,0 +1,76 @@
+"""The port of operators, beside that of clients, in the same process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from ...config import Settings
+from ...config.guarded import is_loopback
+from ...errors import GatewayError
+from ..certificate import TlsContext
+from ..forwarded import Forwarded
+from ..listening import BACKLOG, address, bind
+from ..transport import GatewayProtocol
+
+
+def open_port(settings: Settings) -> socket.socket | None:
+    """Bound, and said; None where there is none. Raises GatewayError when it cannot be bound."""
+    admin = settings.admin
+    if admin is None:
+        return None
+    try:
+        listening = bind(admin.host, admin.port)
+    except GatewayError as exc:
+        raise GatewayError(str(exc).replace("listen.port", "admin.port")) from None
+    print(f"admin on {address(listening, tls=is_secure(settings))}", flush=True)
+    return listening
+
+
+def is_secure(settings: Settings) -> bool:
+    """With the certificate of `listen`, where others come than this machine."""
+    admin, tls = settings.admin, settings.listen.tls
+    return tls is not None and admin is not None and not is_loopback(admin.host)
+
+
+class _Server(uvicorn.Server):
+    """Beside another, which has the process's signals and says that it runs."""
+
+    def _log_started_message(self, listeners: object) -> None:
+        pass
+
+
+async def serve(
+    app: ASGIApp, settings: Settings, listening: socket.socket, tls: TlsContext | None
+) -> None:
+    """Until it is cancelled; then what is under way is answered, for a second."""
+    proxies = settings.listen.forwarded
+    secure = tls is not None and is_secure(settings)
+    config = uvicorn.Config(
+        app if proxies is False else Forwarded(app, proxies),
+        http=GatewayProtocol,
+        ws="none",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        lifespan="off",
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=1,
+        ssl_context_factory=(lambda config, make: tls.context) if tls and secure else None,
+    )
+    config.load()
+    GatewayProtocol.prepare(listening)
+    server = _Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup(sockets=[listening])
+    running = asyncio.create_task(server.main_loop())
+    try:
+        await asyncio.shield(running)
+    finally:
+        server.should_exit = True
+        await running
+        await server.shutdown(sockets=[listening])

@@ -1,0 +1,221 @@
+"""What operators ask on their own port: one answer for all workers, and to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from support.brokers import embedded_kafka
+from support.clients.raw import RawClient
+from support.clients.wires import WIRES, Wire, every_wire, over
+from support.gateways import Gateway, config_for, running_gateway
+from support.operator import ADMIN, listed, operator
+from support.until import until
+from support.workers import running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+kafka = embedded_kafka({"orders": 3, "stock": 3})
+
+WITHIN = 60.0
+USERS = {
+    "ada": {"token": "token-of-ada", "roles": ["read"]},
+    "bob": {"token": "token-of-bob", "roles": ["read"]},
+    "eve": {"token": "token-of-eve", "roles": ["read", "operate"]},
+}
+every_number_of_workers = pytest.mark.parametrize("workers", [1, 3])
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer token-of-{name}"}
+
+
+def config_of(kafka: EmbeddedKafka, **admin: Any) -> dict[str, Any]:
+    """/open for whoever comes, /kept for who is known, and a socket of many streams."""
+    routes = [
+        {"when": [{"path": "/open/{id}"}], "with": {"topic": "orders", "format": "envelope"}},
+        {
+            "when": [{"path": "/kept"}],
+            "guarded": {"users": ["read"]},
+            "with": {"topic": "stock", "format": "envelope"},
+        },
+    ]
+    return config_for(
+        kafka.bootstrap,
+        ["orders", "stock"],
+        routes,
+        guards={"users": {"type": "inline", "users": USERS}},
+        admin={**ADMIN, **admin},
+    )
+
+
+@asynccontextmanager
+async def running(config: Mapping[str, Any], workers: int) -> AsyncIterator[Gateway]:
+    started = running_gateway(config) if workers == 1 else running_workers(config, workers)
+    async with started as gateway:
+        yield gateway
+
+
+def named(client: RawClient, name: str) -> list[dict[str, Any]]:
+    return [json.loads(each["data"]) for each in client.events if each["event"] == name]
+
+
+def reasons(client: RawClient) -> list[str]:
+    return [end["reason"] for end in named(client, "end")]
+
+
+def all_reasons(clients: Sequence[RawClient]) -> list[str]:
+    return [reason for client in clients for reason in reasons(client)]
+
+
+async def begun(client: RawClient, times: int = 1) -> None:
+    await client.wait(lambda _: len(named(client, "begin")) >= times, within=WITHIN)
+
+
+async def ended(client: RawClient, reason: str) -> None:
+    await client.wait(lambda _: reason in reasons(client), within=WITHIN)
+
+
+async def connected(
+    stack: AsyncExitStack, gateway: Gateway, wire: Wire, path: str, name: str | None = None
+) -> RawClient:
+    """With its first block."""
+    headers = {} if name is None else bearer(name)
+    client = over(wire, RawClient)(f"{gateway.base_url}{path}", headers=headers)
+    await stack.enter_async_context(client)
+    await begun(client)
+    return client
+
+
+@every_number_of_workers
+async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
+    kafka: EmbeddedKafka, workers: int
+):
+    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+        for wire in WIRES:
+            for n in range(3):
+                await connected(stack, gateway, wire, f"/open/{n}?token=s3cret&n={n}")
+            await connected(stack, gateway, wire, "/kept", "ada")
+        http = await stack.enter_async_context(operator(gateway))
+        found = await listed(http)
+        assert len(found) == 12 and len({stream["id"] for stream in found}) == 12
+        assert {stream["wire"] for stream in found} == set(WIRES)
+        assert {stream["state"] for stream in found} == {"live"}
+        assert {stream["address"] for stream in found} == {"127.0.0.1"}
+        assert "s3cret" not in json.dumps(found)
+        urls = [stream["url"] for stream in found]
+        assert sum(url.startswith("/open/2?token=***&n=2") for url in urls) == 3
+        # one at a time they are the same, in the same order
+        assert await listed(http, "limit=1") == found
+        kept = [stream for stream in found if stream["route"] == "/kept"]
+        assert [stream["identity"] for stream in kept] == [{"users": "ada"}] * 3
+        for query in ("identity=ada", "route=/kept", "guard=users&limit=2"):
+            assert await listed(http, query) == kept
+        assert await listed(http, "identity=bob") == await listed(http, "address=1.2.3.4") == []
+        one = (await http.get(f"/streams/{kept[0]['id']}")).json()
+        assert one["topics"] == ["stock"] and one["position"]
+        assert {stream["worker"] for stream in found} <= set(range(1, workers + 1))
+
+
+@every_number_of_workers
+@every_wire
+async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
+    kafka: EmbeddedKafka, wire: Wire, workers: int
+):
+    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+        ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
+        bob = [await connected(stack, gateway, wire, "/kept", "bob") for _ in range(2)]
+        http = await stack.enter_async_context(operator(gateway))
+        (first, *_) = await listed(http, "identity=bob")
+        assert (await http.delete(f"/streams/{first['id']}")).status_code == 204
+        await until(lambda: all_reasons(bob) == ["disconnected"], "its end", WITHIN)
+        answer = await http.delete("/streams?identity=ada&guard=users")
+        assert answer.json() == {"ended": 3, "missing": []}
+        for client in ada:
+            await ended(client, "disconnected")
+        assert all_reasons(bob) == ["disconnected"]
+        again = await http.delete(f"/streams/{first['id']}")
+        assert again.status_code == 404
+        assert again.headers["content-type"] == "application/problem+json"
+        assert "admin: disconnect identity='ada' guard='users' ended=3" in gateway.log
+
+
+async def test_what_is_misspelt_ends_nothing(kafka: EmbeddedKafka):
+    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+        client = await connected(stack, gateway, "sse", "/open/1")
+        http = await stack.enter_async_context(operator(gateway))
+        for url in ("/streams", "/streams?identiy=ada", "/streams?route=/open/{id}&limit=1"):
+            assert (await http.delete(url)).status_code == 400
+        for id in ("1-0-1", "9-0-1", "x", "1-00000000-1"):
+            assert (await http.delete(f"/streams/{id}")).status_code == 404
+        for query in ("limit=0", "limit=x", "limit=99999", "after=1", "after=x-y"):
+            assert (await http.get(f"/streams?{query}")).status_code == 400
+        refused = await http.put("/streams")
+        assert refused.status_code == 405 and "DELETE" in refused.headers["allow"]
+        assert (await http.get("/nothing")).status_code == 404
+        assert len(await listed(http)) == 1 and reasons(client) == []
+
+
+@every_number_of_workers
+async def test_where_it_is_guarded_only_who_has_the_role_is_answered(
+    kafka: EmbeddedKafka, workers: int
+):
+    config = config_of(kafka, guarded={"users": ["operate"]})
+    async with running(config, workers) as gateway, operator(gateway) as http:
+        for _ in range(workers):
+            assert (await http.get("/streams")).status_code == 401
+            assert (await http.get("/streams", headers=bearer("ada"))).status_code == 403
+            assert (await http.get("/streams", headers=bearer("eve"))).status_code == 200
+        assert (await http.delete("/streams?identity=ada")).status_code == 401
+        answer = await http.delete("/streams?identity=ada", headers=bearer("eve"))
+        assert answer.json() == {"ended": 0, "missing": []}
+        assert "by=users:eve" in gateway.log and "token-of-eve" not in gateway.log
+
+
+async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name(
+    kafka: EmbeddedKafka,
+):
+    async with running(config_of(kafka), 1) as gateway, operator(gateway) as http:
+        assert (await http.get("/streams")).status_code == 200
+        for headers in ({"Origin": "http://evil.example"}, {"Origin": "null"}):
+            assert (await http.get("/streams", headers=headers)).status_code == 403
+            assert (await http.delete("/streams?identity=a", headers=headers)).status_code == 403
+        for host in ("evil.example", "evil.example:80", "10.0.0.1", "127.0.0.1.evil.example"):
+            assert (await http.get("/streams", headers={"Host": host})).status_code == 403
+
+
+async def test_clients_do_not_come_to_it_where_they_come_in(kafka: EmbeddedKafka):
+    async with (
+        running(config_of(kafka), 1) as gateway,
+        httpx.AsyncClient(base_url=gateway.base_url, timeout=WITHIN, trust_env=False) as http,
+    ):
+        assert (await http.get("/streams")).status_code == 404
+        assert (await http.delete("/streams?identity=ada")).status_code in (404, 405)
+
+
+async def test_without_a_word_of_it_there_is_no_such_port(kafka: EmbeddedKafka):
+    config = {name: part for name, part in config_of(kafka).items() if name != "admin"}
+    async with running(config, 1) as gateway:
+        assert "admin on" not in gateway.log
+
+
+async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka: EmbeddedKafka):
+    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+        (host, port) = gateway.base_url.removeprefix("http://").split(":")
+        for n in range(1000):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            stack.callback(writer.close)
+            asked = f"GET /open/{n} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            writer.write(asked.encode())
+            await reader.readuntil(b"event: begin")
+        http = await stack.enter_async_context(operator(gateway))
+        found = await listed(http, "limit=333")
+        numbers = sorted(int(stream["url"].rpartition("/")[2]) for stream in found)
+        assert numbers == list(range(1000))
+        assert (await http.delete("/streams?route=/open/{id}")).json()["ended"] == 1000
+        await until(lambda: gateway.clients == 0, "the end of all", WITHIN)
