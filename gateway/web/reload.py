@@ -11,11 +11,12 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..config import Route, Settings
-from ..config.reloaded import reloaded
+from ..config.reloaded import Reloaded, reloaded
 from ..errors import GatewayError
 from ..telemetry import logs
 
@@ -68,11 +69,8 @@ class Reload:
     async def __call__(self, written: Settings) -> Outcome:
         """Take it over; returns once each stream was told or left alone. Raises ConfigError, and
         all is as it was."""
-        from .app import refuse_unserved
-
-        refuse_unserved(written)
         began, running = time.perf_counter(), self._routes.settings
-        settings, kept = reloaded(running, written)
+        settings, kept = taken_over(running, written)
         guards = self._guards.adopt(settings)
         topics = self._app.gateway.adopt(settings)
         self._routes.adopt(settings)
@@ -89,21 +87,26 @@ class Reload:
 
     async def attempt(self, load: Load) -> Outcome | None:
         """Of what is loaded now; None where that cannot be, and the log says why."""
-        settings = loaded(load)
-        return None if settings is None else await self(settings)
+        with refused():
+            return await self(load())
+        return None
 
 
-def loaded(load: Load) -> Settings | None:
-    """What can be served of what is loaded now; None where it cannot, and the log says why."""
+def taken_over(running: Settings, written: Settings) -> Reloaded:
+    """Raises ConfigError for what cannot be served, or not without a restart."""
     from .app import refuse_unserved
 
+    refuse_unserved(written)
+    return reloaded(running, written)
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """Have what cannot be taken over said in the log."""
     try:
-        settings = load()
-        refuse_unserved(settings)
-        return settings
+        yield
     except (GatewayError, OSError) as exc:
         log.error("configuration not reloaded, all stays as it was: %s", exc)
-        return None
 
 
 async def reload_on_hangup(app: Application, load: Load) -> None:

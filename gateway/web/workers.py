@@ -30,13 +30,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import Settings
-from ..config.reloaded import reloaded
-from .admin.listener import open_port
 from ..errors import GatewayError
+from .admin.listener import open_port
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
 from .relay import Relay
-from .reload import Load, loaded
+from .reload import Load, refused, taken_over
 from .turns import take_turns
 
 log = logging.getLogger(__name__)
@@ -54,8 +53,8 @@ class Job(NamedTuple):
 
     settings: Settings
     debug: AbstractSet[str]
-    admin: int
     listening: int
+    admin: int
     path: Path
 
 
@@ -106,11 +105,11 @@ class Supervisor:
         debug: AbstractSet[str],
         sockets: list[socket.socket],
         path: Path,
-        admin: socket.socket | None = None,
         load: Load | None = None,
+        admin: socket.socket | None = None,
     ) -> None:
-        self._admin = admin
         self._settings = settings
+        self._admin = admin
         self._load = load
         self._debug = debug
         self._host, self._port = settings.listen.host, sockets[0].getsockname()[1]
@@ -149,9 +148,9 @@ class Supervisor:
         """Nobody is taken on any more: a socket that only we still hold would take them. Told a
         second time, the workers hear that, too."""
         first = not self._ending.is_set()
+        self._ending.set()
         if self._admin is not None:
             self._admin.close()
-        self._ending.set()
         for worker in self._workers:
             self._let_go(worker)
             if worker.process is not None and worker.process.returncode is None:
@@ -160,14 +159,13 @@ class Supervisor:
 
     def _reload(self, load: Load) -> None:
         """What cannot be is said once, and no worker hears of it."""
-        written = loaded(load)
-        if written is None:
-            return
-        self._settings = reloaded(self._settings, written).settings
-        for worker in self._workers:
-            process = worker.process
-            if process is not None and process.returncode is None and process.stdin is not None:
-                process.stdin.write(said(written))
+        with refused():
+            written = load()
+            self._settings = taken_over(self._settings, written).settings
+            for worker in self._workers:
+                process = worker.process
+                if process is not None and process.returncode is None and process.stdin is not None:
+                    process.stdin.write(said(written))
 
     def _kill(self) -> None:
         for worker in self._workers:
