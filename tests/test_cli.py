@@ -184,7 +184,9 @@ def test_run_serves_what_was_loaded(room, config):
     room("gateway.web.server", serve=serve)
     result = gateway_with("run", "-c", str(config), "--debug", "kafka", "--debug", "hub")
     assert result.exit_code == 0
-    assert serve == [((("settings of", config),), {"debug": {"kafka", "hub"}})]
+    ((settings,), options), = serve  # fmt: skip
+    assert settings == ("settings of", config) == options.pop("load")()
+    assert options == {"debug": {"kafka", "hub"}}
 
 
 @pytest.mark.parametrize(("status", "arguments"), [(0, ["--workers", "3"]), (1, [])])

@@ -339,7 +339,7 @@ def titles() -> Iterator[str]:
     beside = ("transport", "head", "discovery/__init__")  # of HTTP alone
     beside += ("exchange", "latest", "post", "renewal", "reply")
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
-    apart.add(ROOT / "gateway" / "hub" / "documents.py")
+    apart |= {ROOT / "gateway" / "hub" / "documents.py", *ROOT.glob("gateway/web/admin/*.py")}
     for path in {*ROOT.glob("gateway/**/*.py")} - apart:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes:
