@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 
 from ..config import Route
 from ..core.slow import SlowClient
-from ..errors import GatewayError, KafkaError, UnknownTopic
+from ..errors import GatewayError, KafkaError, RequestError, UnknownTopic
 from ..hub.client import CHANGED, Client, Handover
 from ..hub.hubs import TopicOf
 from ..hub.view import View
@@ -101,9 +101,15 @@ class Opened:
     async def renew(self, granted: Granted) -> None:
         """Go on as who is known now: until that is over, and with what is shown to it then. Raises
         RequestError for what cannot be; all is as it was then."""
+        self.go_to(await self.renewed(granted))
+
+    async def renewed(self, granted: Granted) -> Next:
+        """What that would be, with nothing done yet. Raises as `renew`."""
         match, query = self._shown
+        if not granted.has(match.route.guarded):  # which may ask for more since they were asked
+            raise RequestError(403, "Forbidden", "the stream's route asks for other roles by now")
         match = match._replace(granted=granted)
-        self._go_to(Next(match, query, await self.routes.view(match, query)))
+        return Next(match, query, await self.routes.view(match, query))
 
     async def review(self, guards: Set[str], topics: Set[TopicOf]) -> str:
         """After what was configured anew: go on as before, as another view, or not at all; which
@@ -120,7 +126,7 @@ class Opened:
             return self._ended(reason_of(exc))
         rate = before.route.with_.max_rate != match.route.with_.max_rate
         anew = rate or any((view.cluster, topic) in topics for topic in view.topics)
-        self._go_to(Next(match, query, view, anew))
+        self.go_to(Next(match, query, view, anew))
         return "untouched" if self._next is None else "moved"
 
     def _ended(self, reason: str) -> str:
@@ -136,8 +142,8 @@ class Opened:
             return self.match, self.query
         return self._next.match, self._next.query
 
-    def _go_to(self, next: Next) -> None:
-        """At once, or as soon as it has begun."""
+    def go_to(self, next: Next) -> None:
+        """Show this, at once or as soon as it has begun."""
         if self._next is not None and self._next.anew:
             next = next._replace(anew=True)
         self._next = next

@@ -14,11 +14,11 @@ from starlette.requests import HTTPConnection
 from ..errors import GatewayError, RequestError
 from ..hub.client import Handover
 from . import problems
-from .access import Granted
 from .caller import Caller
 from .conversation import FAILED, NORMAL, POLICY, RESTART, TRY_AGAIN, Conversation, Work
 from .limits import Busy, Place
 from .messages import BadMessage, Change, Credit, Ping, Produce, Said, Subscribe, Token, Unsubscribe
+from .opened import Next
 from .produces import Produces
 from .request import Query, asked
 from .routes import Match, Routes
@@ -164,18 +164,18 @@ class Session(Conversation):
         return found
 
     async def _renew(self, jwt: str) -> None:
-        """The new token must be good for every stream that runs, and of the same client; the old
-        one stays otherwise."""
-        renewed: list[tuple[Subscribed, Granted]] = []
+        """The new token must be good for every stream that runs, and of the same client; otherwise
+        the old one stays, for all of them."""
+        renewed: list[tuple[Subscribed, Next]] = []
         for stream in list(self._streams.values()):
             for match in stream.matches:
                 granted = (await self._admitted(match, jwt)).granted
                 if granted.subject != match.granted.subject:
                     raise RequestError(403, "Forbidden", OTHER)
-            renewed.append((stream, granted))
+            renewed.append((stream, await stream.renewed(granted)))
         self._token = jwt
-        for stream, granted in renewed:
-            await stream.renew(granted)
+        for stream, next in renewed:
+            stream.go_to(next)
         self.answer("renewed")
 
     async def _admitted(self, match: Match, token: str | None) -> Match:

@@ -121,7 +121,7 @@ class Subscribed(Opened):
             query = query if "until" in dict(query) else query + ends
         query = over(query, chosen(choice))
         match = self.routes.match(path)._replace(granted=granted)
-        self._go_to(Next(match, query, await self.routes.view(match, query), anew=True))
+        self.go_to(Next(match, query, await self.routes.view(match, query), anew=True))
 
     def stop(self) -> None:
         self._stopped = True

@@ -38,15 +38,19 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
 def config_of(kafka: EmbeddedKafka) -> dict[str, Any]:
     guard = {
         "type": "jwt", "issuer": NAME, "audience": AUDIENCE, "keys": ISSUER.jwks,
-        "attributes": {"tenant": "tenant"}, "challenge": "24h",
+        "attributes": {"tenant": "tenant", "shelf": "shelf"}, "challenge": "24h",
     }  # fmt: skip
-    own = [{"key": "${guarded['login'].attributes.tenant}"}]
-    route = {
-        "when": [{"path": "/mine"}],
-        "guarded": {"login": []},
-        "with": {"topic": "orders", "filters": own, "format": "envelope"},
-    }
-    return config_for(kafka.bootstrap, ["orders"], [route], guards={"login": guard})
+
+    def of_claim(path: str, claim: str) -> dict[str, Any]:
+        own = [{"key": f"${{guarded['login'].attributes.{claim}}}"}]
+        return {
+            "when": [{"path": path}],
+            "guarded": {"login": []},
+            "with": {"topic": "orders", "filters": own, "format": "envelope"},
+        }
+
+    routes = [of_claim("/mine", "tenant"), of_claim("/shelf", "shelf")]
+    return config_for(kafka.bootstrap, ["orders"], routes, guards={"login": guard})
 
 
 def bearer(**claims: Any) -> dict[str, str]:
@@ -233,6 +237,21 @@ async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: G
         await socket.next("after", "pong")
         asked = [each for each in socket.said if each["type"] == "challenge"]
         assert len(asked) == 1 and asked[0]["guard"] == "login" and "url" not in asked[0]
+
+
+async def test_a_token_that_is_not_good_for_all_streams_of_a_socket_changes_none(
+    gateway: Gateway, oracle: Oracle
+):
+    async with Multiplex(gateway.base_url, additional_headers=bearer(shelf="s")) as socket:
+        await socket.subscribe("one", "/mine")
+        await socket.subscribe("two", "/shelf")
+        await socket.say("token", jwt=token(tenant="b"))
+        assert (await socket.next(None, "error"))["code"] == "forbidden"
+        for key in (b"b", b"a", b"s"):
+            await oracle.produce("orders", 1, key=key)
+        await socket.wait(lambda: socket.records("one") and socket.records("two"))
+        assert [record["key"] for record in socket.records("one")] == ["a"]
+        await socket.subscribe("three", "/shelf")
 
 
 async def test_any_worker_renews(kafka: EmbeddedKafka, oracle: Oracle):
