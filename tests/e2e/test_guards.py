@@ -9,9 +9,11 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -24,6 +26,7 @@ from support.gateways import Gateway, config_for, running_gateway
 from support.issuer import AUDIENCE, NAME, Issuer, JwksSite, jwk, private_key, rsa_key
 from support.knock import WIRES, WITHIN, Comes, Told, knock
 from support.multiplex import Multiplex
+from support.records import Sent, produce
 from support.served import served
 
 from gateway.kafka.embedded import EmbeddedKafka
@@ -37,6 +40,10 @@ ISSUER, MACHINES = Issuer(), Issuer("HS256", "shared")
 SHOP, EVIL = "https://shop.example", "https://evil.example"
 PAST, FUTURE = 1_000_000_000, int(time.time()) + 100_000
 READ = "orders:read"
+RECORDS = [
+    Sent(b'{"owner":"ada","of":"adas"}', b"adas"),
+    Sent(b'{"owner":"bob","of":"bobs"}', b"bobs"),
+]
 PLACE = "{credentials}"
 BEARER = {"authorization": f"Bearer {PLACE}"}
 
@@ -72,6 +79,7 @@ async def application(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest_asyncio.fixture(**of_module)
 async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+    await produce(kafka.bootstrap, "orders", RECORDS)
     async with served(JwksSite(ISSUER)) as issuer, served(application) as app:
         guards = {
             "login": {
@@ -107,6 +115,11 @@ async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
         routes.append(
             {"when": [{"path": "/write"}], "guarded": {"login": ["orders:write"]},
              "with": {"topic": "orders", "produce": True}}
+        )  # fmt: skip
+        own = {"key": "${params.customer}", "value": {"/owner": "${guarded['login'].identity}"}}
+        routes.append(
+            {"when": [{"path": "/of/{customer}"}], "guarded": {"login": []},
+             "with": {"topic": "orders", "filters": [own], "clientFilters": True}}
         )  # fmt: skip
         listen = {
             "access-control": {
@@ -333,6 +346,51 @@ async def test_other_methods_say_no_more_than_before(gateway: Gateway, method: s
             method, gateway.base_url + path("read"), headers=Comes.bearing(token()).headers
         )
         assert good.status_code == {"HEAD": 200, "OPTIONS": 204, "POST": 405}[method]
+
+
+# What is another's
+
+KEY_OF_BOB, OWNER_BOB = '{"key":"bobs"}', '{"value":{"/owner":"bob"}}'
+
+
+@pytest.mark.parametrize("wire", ["events", "lines", "socket", "multiplex"])
+@pytest.mark.parametrize(
+    ("who", "path", "query", "seen"),
+    [
+        ("ada", "adas", {}, ["adas"]),
+        ("bob", "bobs", {}, ["bobs"]),
+        ("ada", "bobs", {}, []),
+        ("ada", "adas", {"filter": KEY_OF_BOB}, []),
+        ("ada", "bobs", {"filter": KEY_OF_BOB}, []),
+        ("ada", "adas", {"filter": OWNER_BOB}, []),
+        ("ada", "bobs%22%7D", {}, []),
+    ],
+)
+async def test_a_path_or_a_filter_that_names_anothers_key_shows_nothing_of_it(
+    gateway: Gateway,
+    wire: str,
+    who: str,
+    path: str,
+    query: dict[str, str],
+    seen: list[str],
+):
+    asked = urlencode({"from": "earliest", "until": "latest", **query})
+    url, headers = f"/of/{path}?{asked}", Comes.bearing(ISSUER.token(sub=who)).headers
+    if wire in ("events", "lines"):
+        accept = {"events": "text/event-stream", "lines": "application/x-ndjson"}[wire]
+        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+            answer = await http.get(gateway.base_url + url, headers=headers | {"Accept": accept})
+        assert answer.status_code == 200
+        said = answer.text
+    else:
+        own = wire == "socket"
+        options: Any = {"additional_headers": headers}
+        async with Multiplex(gateway.base_url, url if own else "/ws", **options) as socket:
+            if not own:
+                await socket.subscribe("s", url)
+            await socket.next(None if own else "s", "end")
+            said = json.dumps(socket.records(None if own else "s"), separators=(",", ":"))
+    assert sorted(set(re.findall('"of":"([a-z]+)"', said))) == seen
 
 
 # Pages of other sites
