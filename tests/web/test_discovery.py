@@ -409,7 +409,9 @@ BEGIN = {
     "pending": [{"topic": "orders", "partition": 1}],
     "resume": "exact",
     "view": "changed",
+    "changed": True,
 }
+CHALLENGE = {"guard": "jwt0", "expires": 1_700_000_000.5, "url": "/streams/x/token"}
 WIRES: dict[str, list[Wire]] = {
     "sse": [Sse()],
     "ndjson": [Ndjson(), Ndjson(positions=True)],
@@ -424,12 +426,15 @@ def sent(wire: Wire, format: Format) -> list[tuple[str, Any]]:
     events = [Event(TP, head, b"AAAA") for _, head in heads if head is not None]
     events.append(Event(TP, encoder.position(), b"AAAB"))
     data = wire.begin(BEGIN, b"AAA", refused=True) + encoder.render(events, b"AAAAA")
-    data += wire.end("until", b"AAA")
+    return told(wire, data + wire.end("until", b"AAA"))
+
+
+def told(wire: Wire, data: bytes) -> list[tuple[str, Any]]:
     if isinstance(wire, Sse):
         return [(each.type, each.data) for each in parse(data)]
     if isinstance(wire, WebSocket):
-        told = [json.loads(each) for each in frames(data)]
-        return [(each["type"], each) for each in told]
+        heard = [json.loads(each) for each in frames(data)]
+        return [(each["type"], each) for each in heard]
     lines = [json.loads(line) for line in data.splitlines() if line]
     return [(next(iter(line)) if "@" in str(line)[:3] else "record", line) for line in lines]
 
@@ -456,6 +461,27 @@ def test_every_wire_sends_what_is_published_of_it(path: str, format: Format, kin
             holds(told, known[name], json.loads(payload) if kind == "sse" and not text else payload)
             heard.add(name)
     assert known.keys() - heard <= {"renewed", "pong", "produced"}
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_stream_that_asks_for_new_tokens_publishes_how_and_no_other_does(kind: str):
+    text = """
+      kafka: {servers: [a:9092], topics: [{name: t}]}
+      guards: {dev: {type: inline, users: {ada: {token: t0p-secret}}}, app: {type: http, url: "http://a"}}
+      routes:
+        - {when: [{path: /asks}], guarded: {app: []}, with: {topic: t}}
+        - {when: [{path: /dev}], guarded: {dev: []}, with: {topic: t}}
+        - {when: [{path: /open}], with: {topic: t}}
+    """
+    whole = document(loads(text), "http://gw")
+    name = "@challenge" if kind == "ndjson" else "challenge"
+    for wire in WIRES[kind]:
+        ((heard, payload),) = told(wire, wire.tell("challenge", CHALLENGE))
+        assert heard == name
+        known = messages(whole, f"asks.{kind}")[name]
+        holds(whole, known, json.loads(payload) if kind == "sse" else payload)
+    for path in ("dev", "open"):
+        assert name not in messages(whole, f"{path}.{kind}")
 
 
 @pytest.mark.parametrize("kind", WIRES)

@@ -244,7 +244,8 @@ def _deleted(stream: Stream) -> str:
 
 def _told(stream: Stream) -> tuple[str, ...]:
     snapshot = ("snapshot-end",) if stream.snapshot else ()
-    return (_deleted(stream), *_CONTROL, *snapshot)
+    challenge = ("challenge",) if stream.challenges else ()
+    return (_deleted(stream), *_CONTROL, *snapshot, *challenge)
 
 
 def _sse(stream: Stream) -> tuple[str, ...]:

@@ -78,6 +78,7 @@ class Stream:
     start:  where a client begins that does not say; None if that is not the same every time.
     json:   the values of all of its topics are JSON.
     ways:   of its guards, in their order: how a client shows who it is, by name.
+    challenges: its guards ask for a new token before the old one is over.
     """
 
     route: Route
@@ -85,6 +86,7 @@ class Stream:
     start: Literal["live", "earliest"] | None
     json: bool
     ways: tuple[Mapping[str, Way], ...] = ()
+    challenges: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -244,7 +246,10 @@ def _stream(route: Route, settings: Settings, known: Mapping[str, Mapping[str, W
         start = "earliest"
     json = all(topic.value.model == "json" for topic in topics)
     ways = tuple(known[name] for name in route.guarded)
-    return Stream(route, tuple(str(template) for template in sources), start, json, ways)
+    guards = [settings.guards[name] for name in route.guarded]
+    challenges = any(getattr(guard, "challenge", None) is not None for guard in guards)
+    texts = tuple(str(template) for template in sources)
+    return Stream(route, texts, start, json, ways, challenges)
 
 
 def description(settings: Settings, base: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def sse() -> dict[str, Schema]:
         "sse-position": message("position", members({}), "The position moved: see the id."),
         "sse-snapshot-end": message("snapshot-end", ref("snapshot-end"), "What follows is live."),
         "sse-error": message("error", ref("error"), "Something could not be read or shown."),
+        "sse-challenge": message("challenge", ref("challenge"), "A new token is wanted."),
         "sse-end": message("end", ref("end"), "The last event."),
         "sse-value-text": message("message", ref("value-text"), "A record.", "text/plain"),
         "sse-value-base64": message("message", ref("value-base64"), "A record.", "text/plain"),
@@ -54,6 +55,8 @@ def ndjson() -> dict[str, Schema]:
     for name in ("ready", "gap", "snapshot-end", "error"):
         line = members({f"@{name}": ref(name)}, at)
         told[f"ndjson-{name}"] = message(f"@{name}", line, SCHEMAS[name]["description"])
+    line = members({"@challenge": ref("challenge")})
+    told["ndjson-challenge"] = message("@challenge", line, "A new token is wanted.")
     for form in ("key", "envelope"):
         line = members({"@delete": ref(f"delete-{form}")}, at)
         told[f"ndjson-delete-{form}"] = message("@delete", line, "A tombstone.")
@@ -88,7 +91,7 @@ def _framed(
 def from_server() -> dict[str, Schema]:
     at = {"position": ref("position")}
     told = {
-        "begin": _framed("begin", at, {"changed": {"const": True}}, like="begin"),
+        "begin": _framed("begin", at, like="begin"),
         "ready": _framed("ready", None, at, like="ready"),
         "gap": _framed("gap", None, at, like="gap"),
         "snapshot-end": _framed("snapshot-end", at, like="snapshot-end"),
@@ -100,6 +103,7 @@ def from_server() -> dict[str, Schema]:
             {"id": TEXT, **WHERE, "offset": INTEGER},
             {"repeated": {"const": True}},
         ),
+        "challenge": _framed("challenge", like="challenge"),
         "renewed": _framed("renewed"),
         "pong": _framed("pong"),
     }

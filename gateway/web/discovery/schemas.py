@@ -95,9 +95,10 @@ SCHEMAS: Mapping[str, Schema] = {
                 "pending": {"type": "array", "items": members(WHERE)},
                 "resume": {"enum": ["exact", "batch"]},
             },
-            {"view": {"const": "changed"}},
+            {"view": {"const": "changed"}, "changed": {"const": True}},
         ),
-        "description": "The stream begins; `pending` partitions join with a `ready` each.",
+        "description": "The stream begins; `pending` partitions join with a `ready` each. "
+        "`changed`: it goes on in place, and shows something else from here on.",
     },
     "ready": {
         **members({**WHERE, "offset": COUNT, "resolved": {"enum": ["exact", "approximate"]}}),
@@ -131,6 +132,14 @@ SCHEMAS: Mapping[str, Schema] = {
     "end": {
         **members({"reason": TEXT}),
         "description": "The last event; come back after the time of `retry:`, unless you are done.",
+    },
+    "challenge": {
+        **members(
+            {"guard": TEXT, "expires": {"type": "number", "description": "Seconds since 1970."}},
+            {"url": {"type": "string", "format": "uri-reference"}},
+        ),
+        "description": "What lets you in is over at `expires`: POST to `url` with a new token, "
+        "or send `token` over WebSocket, and the stream goes on.",
     },
     "delete-key": {**members(_KEY), "description": "A tombstone: this key is gone."},
     "delete-envelope": {
