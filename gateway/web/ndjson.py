@@ -90,7 +90,9 @@ async def _page(
         if request.method == "HEAD":
             client.close()
             return Response(headers=HEADERS, media_type=MEDIA_TYPE)
-        return await _read(request, match, client, wire, wait)
+        answer = await _read(request, match, client, wire, wait)
+        routes.mind_orders(match)  # it may have waited for long
+        return answer
     finally:
         leave()
 

@@ -27,6 +27,7 @@ from .access import Granted
 from .request import Query
 
 if TYPE_CHECKING:
+    from .admin.orders import Paused, Revoked
     from .routes import Match, Routes
 
 AT_ONCE = 100  # streams that are looked at without a turn for others
@@ -153,6 +154,7 @@ class Opened:
     def _begin(self, client: Client) -> None:
         """It is attached now."""
         self._begun = True
+        self._mind_orders()
         if self._ending:
             client.end(self._ending)
         elif self._next is not None:
@@ -167,9 +169,15 @@ class Opened:
             client.end(CHANGED)
             return
         self.match, self.query, self._next = match, query, None
+        self._mind_orders()
         client.adapt(match.route.with_.heartbeat, SlowClient(match.route.with_.slow_client))
         client.expire_at(match.granted.expires)
         self._mind_expiry()
+
+    def _mind_orders(self) -> None:
+        refused = self.routes.openings.refusal(self.match)
+        if refused is not None:
+            self.end(refused.reason)
 
     def _handed(self) -> Handover:
         """From a client that ended as `CHANGED`, for the next one of what it is to show."""
@@ -223,14 +231,6 @@ def reason_of(exc: GatewayError | HTTPException) -> str:
     return "kafka-unavailable" if isinstance(exc, KafkaError) else DENIED
 
 
-class Openings:
-    """All streams that run here, and what they wait for."""
-
-    def __init__(self) -> None:
-        self.mark = secrets.token_hex(4)  # of this process among those before it
-        self._all: dict[int, Opened] = {}
-        self._last = 0
-        self._named: dict[str, Opened] = {}
 async def _ended(streams: Iterable[Opened], reason: str) -> None:
     for n, stream in enumerate(streams):
         stream.end(reason)
@@ -238,6 +238,18 @@ async def _ended(streams: Iterable[Opened], reason: str) -> None:
             await asyncio.sleep(0)
 
 
+class Openings:
+    """All streams that run here, and what they wait for.
+
+    refusal: what an operator has against a stream, whoever lets it in.
+    """
+
+    def __init__(self) -> None:
+        self.mark = secrets.token_hex(4)  # of this process among those before it
+        self._all: dict[int, Opened] = {}
+        self._last = 0
+        self.refusal: Callable[[Match], Paused | Revoked | None] = lambda match: None
+        self._named: dict[str, Opened] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[Opened]:
@@ -307,12 +319,6 @@ async def _ended(streams: Iterable[Opened], reason: str) -> None:
                 await asyncio.sleep(0)
         return dict(outcomes)
 
-    async def renew(self, stream: Opened, granted: Granted) -> None:
-        """As `Opened.renew`, of one whose client does not wait for the word: it ends if it cannot
-        be."""
-        try:
-            await stream.renew(granted)
-        except (GatewayError, HTTPException):
     def end(self, fits: Callable[[Opened], bool], reason: str) -> int:
         """Those that it fits, some at a time; how many they are."""
         ending = [stream for stream in self._all.values() if not stream.is_over and fits(stream)]
@@ -320,4 +326,10 @@ async def _ended(streams: Iterable[Opened], reason: str) -> None:
             self.do(_ended(ending, reason))
         return len(ending)
 
+    async def renew(self, stream: Opened, granted: Granted) -> None:
+        """As `Opened.renew`, of one whose client does not wait for the word: it ends if it cannot
+        be."""
+        try:
+            await stream.renew(granted)
+        except (GatewayError, HTTPException):
             stream.end(DENIED)

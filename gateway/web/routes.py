@@ -117,7 +117,15 @@ class Routes:
             refuse_foreign([self.access_control(match.route)], connection)
         token = token or bearer(connection)
         granted = await self._access(match.route, match.params, connection, token)
-        return match._replace(granted=granted or NOBODY)
+        match = match._replace(granted=granted or NOBODY)
+        self.mind_orders(match)
+        return match
+
+    def mind_orders(self, match: Match) -> None:
+        """Raises RequestError 503 for a route that is paused, 403 for who was revoked."""
+        refused = self.openings.refusal(match)
+        if refused is not None:
+            raise refused
 
     async def open(
         self, match: Match, request: HTTPConnection, wire: Wire, *, page: int | None = None

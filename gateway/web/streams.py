@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..errors import GatewayError, GuardUnavailable
 from . import assets, exchange, ndjson, query, sse, websocket
+from .admin.orders import Paused
 from .caution import cautious
 from .cors import Cors, Foreign, Policy, foreign, readable
 from .direct import Answer
@@ -112,6 +113,10 @@ class Streams:
         except Busy as exc:
             if query.is_event_source(request):
                 return sse.unavailable("busy", exc.retry_after)
+            raise
+        except Paused as exc:
+            if query.is_event_source(request):
+                return sse.unavailable(exc.reason, exc.retry_after)
             raise
         except GuardUnavailable:
             if query.is_event_source(request):

@@ -17,6 +17,7 @@ from ..hub.messages import WebSocket
 from ..wire.websocket import messages as texts
 from . import problems
 from .access import NOBODY, bearer
+from .admin.orders import Paused
 from .caller import Caller
 from .conversation import POLICY, TRY_AGAIN
 from .limits import Busy
@@ -48,7 +49,7 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
         await routes.limits.arrive(scope)
         match = match and await routes.admit(match, connection)
         place = await routes.limits.enter(scope, match.granted if match else NOBODY)
-    except (GuardUnavailable, Busy) as exc:
+    except (GuardUnavailable, Busy, Paused) as exc:
         await _turn_away(exc, scope, receive, send)
         return
     except (GatewayError, HTTPException) as exc:

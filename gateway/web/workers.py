@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from ..config import Settings
 from ..errors import GatewayError
 from .admin.listener import open_port
+from .admin.orders import Order, keep
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
 from .relay import Relay
@@ -49,13 +50,15 @@ COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 
 class Job(NamedTuple):
-    """What a worker is told. listening, admin: file descriptors; -1 for none. path: of the bus."""
+    """What a worker is told. listening, admin: file descriptors; -1 for none. path: of the bus.
+    orders: of operators."""
 
     settings: Settings
     debug: AbstractSet[str]
     listening: int
     admin: int
     path: Path
+    orders: list[Order]
 
 
 def said(told: Any) -> bytes:
@@ -116,6 +119,7 @@ class Supervisor:
         self._path = path
         self._workers = [Worker(n, each) for n, each in enumerate(sockets, 1)]
         self._relay = Relay(path)
+        self._orders = keep(self._relay)
         self._serves = False
         self._status = 0
         self._ending = asyncio.Event()
@@ -198,7 +202,10 @@ class Supervisor:
         if worker.listening is None:
             worker.listening = bind_beside(self._host, self._port)
         admin = -1 if self._admin is None else self._admin.fileno()
-        job = Job(self._settings, self._debug, worker.listening.fileno(), admin, self._path)
+        job = Job(
+            self._settings, self._debug, worker.listening.fileno(), admin, self._path,
+            self._orders(),
+        )  # fmt: skip
         worker.process = await asyncio.create_subprocess_exec(
             *COMMAND, str(worker.number),
             stdin=PIPE, pass_fds=[fd for fd in (job.listening, job.admin) if fd >= 0],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -15,8 +16,10 @@ from support.clients.raw import RawClient
 from support.clients.wires import WIRES, Wire, every_wire, over
 from support.gateways import Gateway, config_for, running_gateway
 from support.operator import ADMIN, listed, operator
+from support.oracle import Oracle
 from support.until import until
-from support.workers import running_workers
+from support.workers import running_workers, serving
+from support.workers import workers as workers_of
 
 from gateway.kafka.embedded import EmbeddedKafka
 
@@ -90,6 +93,24 @@ async def connected(
     await stack.enter_async_context(client)
     await begun(client)
     return client
+
+
+@asynccontextmanager
+async def client_of(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
+    """On a connection for each request, so that each worker has some."""
+    async with httpx.AsyncClient(
+        base_url=gateway.base_url,
+        headers={"Connection": "close"},
+        timeout=WITHIN,
+        trust_env=False,
+    ) as http:
+        yield http
+
+
+async def routes_of(http: httpx.AsyncClient) -> dict[str, dict[str, Any]]:
+    told = (await http.get("/routes")).json()
+    assert told["missing"] == []
+    return {route["route"]: route for route in told["routes"]}
 
 
 @every_number_of_workers
@@ -219,3 +240,131 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka:
         assert numbers == list(range(1000))
         assert (await http.delete("/streams?route=/open/{id}")).json()["ended"] == 1000
         await until(lambda: gateway.clients == 0, "the end of all", WITHIN)
+
+
+# revocation
+
+
+@every_number_of_workers
+@every_wire
+async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
+    kafka: EmbeddedKafka, wire: Wire, workers: int
+):
+    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+        ada = [await connected(stack, gateway, wire, "/kept", "ada") for _ in range(3)]
+        bob = await connected(stack, gateway, wire, "/kept", "bob")
+        http = await stack.enter_async_context(operator(gateway))
+        told = {"identity": "ada", "guard": "users"}
+        answer = (await http.post("/revocations", json=told)).json()
+        assert answer["ended"] == 3 and answer["missing"] == [] and answer["until"] is None
+        for client in ada:
+            await ended(client, "access-revoked")
+        async with client_of(gateway) as client:
+            for _ in range(4 * workers):  # whichever worker it comes to
+                refused = await client.get("/kept", headers=bearer("ada"))
+                assert refused.status_code == 403, refused.text
+                page = await client.get("/kept?until=latest", headers=bearer("bob"))
+                assert page.status_code == 200
+        (held,) = (await http.get("/revocations")).json()["revocations"]
+        assert held["identity"] == "ada" and held["guard"] == "users" and held["by"] == "anyone"
+        lifted = await http.delete("/revocations?identity=ada&guard=users")
+        assert lifted.json() == {"missing": []}
+        assert (await http.delete("/revocations?identity=ada")).status_code == 404
+        await connected(stack, gateway, wire, "/kept", "ada")
+        assert len(named(bob, "begin")) == 1 and reasons(bob) == []
+
+
+async def test_a_revocation_holds_for_all_guards_and_until_its_time(kafka: EmbeddedKafka):
+    async with (
+        running(config_of(kafka), 1) as gateway,
+        operator(gateway) as http,
+        client_of(gateway) as client,
+    ):
+
+        async def status() -> int:
+            return (await client.get("/kept?until=latest", headers=bearer("ada"))).status_code
+
+        for gone_by in ("2000-01-01T00:00:00Z", 1.5):
+            await http.post("/revocations", json={"identity": "ada", "until": gone_by})
+            assert await status() == 200
+            assert (await http.get("/revocations")).json() == {"revocations": []}
+        later = "2999-01-01T00:00:00+02:00"
+        told = await http.post("/revocations", json={"identity": "ada", "until": later})
+        assert told.json()["until"] == "2998-12-31T22:00:00+00:00"
+        assert await status() == 403
+        await http.post("/revocations", json={"identity": "ada", "until": 1})
+        assert await status() == 200
+
+
+async def test_a_revocation_that_is_none_is_refused_with_what_to_say(kafka: EmbeddedKafka):
+    bodies = (
+        "", "[]", "{}", '{"identity": ""}', '{"identity": 7}', '{"identity": "a", "gaurd": "x"}',
+        '{"identity": "a", "until": "soon"}', '{"identity": "a", "until": "2030-01-01T00:00:00"}',
+        '{"identity": "a", "until": -1}', '{"identity": "a", "guard": "usres"}',
+    )  # fmt: skip
+    async with running(config_of(kafka), 1) as gateway, operator(gateway) as http:
+        for body in bodies:
+            refused = await http.post("/revocations", content=body)
+            assert refused.status_code == 400 and refused.json()["detail"], body
+        assert (await http.get("/revocations")).json() == {"revocations": []}
+
+
+# pausing
+
+
+@every_number_of_workers
+@every_wire
+async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
+    kafka: EmbeddedKafka, oracle: Oracle, wire: Wire, workers: int
+):
+    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+        some = [await connected(stack, gateway, wire, f"/open/{n}") for n in range(3)]
+        kept = await connected(stack, gateway, wire, "/kept", "ada")
+        http = await stack.enter_async_context(operator(gateway))
+        answer = (await http.post("/routes/open/{id}/pause")).json()
+        assert answer["route"] == "/open/{id}" and answer["ended"] == 3
+        for client in some:
+            await ended(client, "paused")
+        by_route = await routes_of(http)
+        assert by_route["/open/{id}"]["paused"]["by"] == "anyone"
+        assert by_route["/kept"]["paused"] is None and by_route["/kept"]["streams"] == 1
+        async with client_of(gateway) as client:
+            for _ in range(4 * workers):
+                paused = await client.get("/open/1", headers={"Accept": "application/x-ndjson"})
+                assert paused.status_code == 503 and int(paused.headers["retry-after"]) >= 3
+                source = {"Accept": "text/event-stream", "Sec-Fetch-Mode": "cors"}
+                events = await client.get("/open/1", headers=source)
+                assert events.status_code == 200 and '{"reason":"paused"}' in events.text
+                assert "retry: " in events.text
+        acked = await oracle.produce("orders", 4)
+        assert (await http.post("/routes/%2Fopen%2F{id}/resume")).status_code == 200
+        for client in some:
+            await client.wait(
+                lambda _, client=client: len(named(client, "message")) == len(acked), WITHIN
+            )
+        assert named(kept, "end") == [] and len(named(kept, "begin")) == 1
+        assert (await http.post("/routes/open/{id}/resume")).status_code == 404
+        assert (await http.post("/routes/opne/{id}/pause")).status_code == 404
+        assert "admin: pause route='/open/{id}' ended=3 by=anyone" in gateway.log
+
+
+async def test_what_is_forbidden_holds_in_a_worker_that_is_started_later_and_after_a_reload(
+    kafka: EmbeddedKafka,
+):
+    async with running_workers(config_of(kafka), 2) as gateway, operator(gateway) as http:
+        await http.post("/revocations", json={"identity": "ada"})
+        await http.post("/routes/open/{id}/pause")
+        for process in workers_of(gateway).values():
+            process.kill()
+        await serving(gateway, 2, starts=4)
+        gateway.signal(signal.SIGHUP)
+        said = "configuration reloaded"
+        await until(lambda: gateway.log.count(said) == 2, gateway.tail, WITHIN)
+        async with client_of(gateway) as client:
+            for _ in range(8):
+                assert (await client.get("/open/1")).status_code == 503
+                answer = await client.get("/kept?until=latest", headers=bearer("ada"))
+                assert answer.status_code == 403
+                answer = await client.get("/kept?until=latest", headers=bearer("bob"))
+                assert answer.status_code == 200
+        assert (await routes_of(http))["/open/{id}"]["paused"] is not None

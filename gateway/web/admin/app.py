@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from dataclasses import asdict
+from typing import Any
 from urllib.parse import urlencode
 
 from starlette.applications import Starlette
@@ -9,14 +13,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from ...config.expression import nearest
 from ...errors import RequestError
 from ..access.guards import Guards
 from ..bus import Bus
 from ..metrics import Metrics
 from ..problems import HANDLERS
-from ..routes import Routes
-from .gate import Gate, Handler, note
-from .listing import Listing, Place, Wanted
+from ..routes import Routes, name_of
+from .gate import Gate, Handler, name_of_who, note
+from .listing import WITHIN, Listing, Place, moment
+from .orders import Order, Orders
+from .said import Revocation, read
+from .wanted import Wanted
 
 LIMIT, MOST = 100, 10_000
 DISCONNECTED = "disconnected"
@@ -29,6 +37,10 @@ class Admin:
     def __init__(self, routes: Routes, guards: Guards, metrics: Metrics, bus: Bus) -> None:
         self._metrics = metrics
         self._listing = Listing(routes, bus)
+        self.orders = Orders(routes.openings, bus)
+        self._streamed = routes
+        self._bus = bus
+        bus.on("admin-routes", self._streams_of_routes)
         self._gate = Gate(guards)
         self.app = Starlette(routes=self._routes(), exception_handlers=HANDLERS)
         self.app.router.redirect_slashes = False
@@ -37,6 +49,10 @@ class Admin:
         return [
             self._route("/streams", GET=self._list, DELETE=self._end),
             self._route("/streams/{id}", GET=self._one, DELETE=self._end_one),
+            self._route("/revocations", GET=self._revoked, POST=self._revoke, DELETE=self._allow),
+            self._route("/routes", GET=self._list_routes),
+            self._route("/routes/{path:path}/pause", POST=self._pause),
+            self._route("/routes/{path:path}/resume", POST=self._resume),
             self._route("/metrics", GET=self._metrics.scrape),
         ]
 
@@ -80,6 +96,97 @@ class Admin:
         await self._listing.end_one(id, DISCONNECTED)
         note(request, "disconnect", id=id)
         return Response(status_code=204, headers=UNCACHED)
+
+    # what is forbidden
+
+    async def _revoked(self, request: Request) -> Response:
+        held = [_told(order) for order in self.orders.held if order.identity]
+        return JSONResponse({"revocations": held}, headers=UNCACHED)
+
+    async def _revoke(self, request: Request) -> Response:
+        said = await read(request, Revocation)
+        self._must_know(said.guard)
+        order = Order(
+            said.guard or "", said.identity, "", said.until, time.time(), name_of_who(request)
+        )
+        done = await self.orders.give(order)
+        note(request, "revoke", **said.model_dump(), ended=done.ended)
+        return JSONResponse(_told(order) | asdict(done), headers=UNCACHED)
+
+    async def _allow(self, request: Request) -> Response:
+        wanted = wanted_of(request)
+        if wanted.identity is None or wanted.route or wanted.address:
+            raise RequestError(
+                400, "Bad request", "say which: ?identity=, and ?guard= if it had one"
+            )
+        done = await self.orders.lift((wanted.guard or "", wanted.identity, ""))
+        note(request, "allow", identity=wanted.identity, guard=wanted.guard)
+        return JSONResponse({"missing": done.missing}, headers=UNCACHED)
+
+    def _must_know(self, guard: str | None) -> None:
+        """One that is misspelt would revoke nobody. Raises RequestError 400."""
+        guards = self._streamed.settings.guards
+        if guard is not None and guard not in guards:
+            near = nearest(guard, guards, "leave it out for any")
+            raise RequestError(400, "Bad request", f"no guard is called {guard!r}; {near}")
+
+    async def _list_routes(self, request: Request) -> Response:
+        answers = await self._bus.ask("admin-routes", within=WITHIN)
+        streams: Counter[str] = Counter()
+        for said in answers.said.values():
+            streams.update(said)
+        told = []
+        for route in self._streamed.settings.routes:
+            paused = self.orders.paused(name_of(route))
+            told.append(
+                {
+                    "route": name_of(route),
+                    "paths": [when.path for when in route.when],
+                    "capability": route.with_.capability,
+                    "guarded": list(route.guarded),
+                    "streams": streams[name_of(route)],
+                    "paused": None if paused is None else _told(paused),
+                }
+            )
+        missing = sorted(answers.missing)
+        return JSONResponse({"routes": told, "missing": missing}, headers=UNCACHED)
+
+    def _streams_of_routes(self, worker: int, data: Any) -> dict[str, int]:
+        return Counter(name_of(stream.match.route) for stream in self._streamed.openings)
+
+    async def _pause(self, request: Request) -> Response:
+        route = self._route_of(request)
+        order = Order("", "", route, None, time.time(), name_of_who(request))
+        done = await self.orders.give(order)
+        note(request, "pause", route=route, ended=done.ended)
+        return JSONResponse(_told(order) | asdict(done), headers=UNCACHED)
+
+    async def _resume(self, request: Request) -> Response:
+        """Also one that a reload removed, or renamed."""
+        path = f"/{request.path_params['path'].lstrip('/')}"
+        route = path if self.orders.paused(path) is not None else self._route_of(request)
+        done = await self.orders.lift(("", "", route))
+        note(request, "resume", route=route)
+        return JSONResponse({"route": route, "missing": done.missing}, headers=UNCACHED)
+
+    def _route_of(self, request: Request) -> str:
+        """The name of the route with this path. Raises RequestError 404."""
+        path = f"/{request.path_params['path'].lstrip('/')}"
+        for route in self._streamed.settings.routes:
+            if path in [when.path for when in route.when]:
+                return name_of(route)
+        paths = [when.path for route in self._streamed.settings.routes for when in route.when]
+        near = nearest(path, paths, "see /routes")
+        raise RequestError(404, "Unknown route", f"no route has the path {path!r}; {near}")
+
+
+def _told(order: Order) -> dict[str, Any]:
+    """As JSON; times as RFC 3339 has them."""
+    who = {"route": order.route} if order.route else {"identity": order.identity}
+    if order.guard:
+        who["guard"] = order.guard
+    until = {} if order.route else {"until": order.until and moment(order.until)}
+    return {**who, **until, "since": moment(order.since), "by": order.by}
 
 
 def wanted_of(request: Request, *others: str) -> Wanted:

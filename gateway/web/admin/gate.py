@@ -61,8 +61,12 @@ def _named(request: Request) -> str | None:
 
 def note(request: Request, action: str, **about: Any) -> None:
     """A line of the log: what was done, to what, and who asked."""
-    who: Granted = request.state.who
-    name = " ".join(f"{guard}:{identity}" for guard, identity in who.identities.items())
     told = " ".join(f"{key}={value!r}" for key, value in about.items() if value is not None)
     address = request.client.host if request.client else ""
-    log.info("admin: %s %s by=%s address=%s", action, told, name or "anyone", address)
+    log.info("admin: %s %s by=%s address=%s", action, told, name_of_who(request), address)
+
+
+def name_of_who(request: Request) -> str:
+    """Who asked, as each guard knows them."""
+    who: Granted = request.state.who
+    return " ".join(f"{guard}:{name}" for guard, name in who.identities.items()) or "anyone"

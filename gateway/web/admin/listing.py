@@ -14,41 +14,14 @@ from urllib.parse import urlencode
 from ...errors import RequestError
 from ...hub.distances import Distances
 from ...telemetry.redact import redacted
-from ..access import Granted
 from ..bus import Bus
 from ..opened import Opened
 from ..routes import Routes, name_of
+from .wanted import Wanted
 
 LOOKED, TOLD = 2000, 100
 WITHIN = 2.0  # seconds for a worker to answer
 LIVE, STARTING = "live", "starting"
-
-
-class Wanted(NamedTuple):
-    """Streams with all of this; what is None is not looked at. identity: for any guard, or for
-    this one."""
-
-    route: str | None = None
-    identity: str | None = None
-    guard: str | None = None
-    address: str | None = None
-
-    def fits(self, stream: Opened) -> bool:
-        return (
-            (self.route is None or any(name_of(m.route) == self.route for m in stream.matches))
-            and (self.address is None or stream.address == self.address)
-            and any(is_known(match.granted, self.guard, self.identity) for match in stream.matches)
-        )
-
-
-def is_known(granted: Granted, guard: str | None, identity: str | None) -> bool:
-    """As this, to this guard; None for any."""
-    if guard is None and identity is None:
-        return True
-    return any(
-        guard in (None, name) and identity in (None, grant.identity)
-        for name, grant in granted.items()
-    )
 
 
 class Place(NamedTuple):
@@ -194,8 +167,8 @@ class Listing:
             "url": redacted(url),
             "identity": match.granted.identities,
             "address": stream.address,
-            "since": _time(stream.since),
-            "expires": None if match.granted.expires is None else _time(match.granted.expires),
+            "since": moment(stream.since),
+            "expires": None if match.granted.expires is None else moment(match.granted.expires),
             "state": STARTING,
             "behind": 0,
             "worker": self._bus.worker,
@@ -218,6 +191,6 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 16
 
 
-def _time(seconds: float) -> str:
+def moment(seconds: float) -> str:
     """RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")

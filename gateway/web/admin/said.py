@@ -1,0 +1,51 @@
+"""What operators say in the body of a request: JSON."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+
+from ...errors import RequestError
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _moment(value: Any) -> Any:
+    """Seconds since 1970, or RFC 3339."""
+    if isinstance(value, str):
+        told = datetime.fromisoformat(value)
+        if told.tzinfo is None:
+            raise ValueError("has no time zone; add Z")
+        return told.timestamp()
+    return value
+
+
+class Said(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Revocation(Said):
+    """guard: any if there is none. until: for good if there is none."""
+
+    identity: Annotated[str, Field(min_length=1)]
+    guard: Annotated[str, Field(min_length=1)] | None = None
+    until: Annotated[float, BeforeValidator(_moment), Field(gt=0, lt=1e11)] | None = None
+
+
+class Levels(Said):
+    level: str = "info"
+    levels: dict[str, str] = {}
+
+
+async def read(request: Request, kind: type[M]) -> M:
+    """Raises RequestError 400."""
+    try:
+        return kind.model_validate_json(await request.body())
+    except ValidationError as exc:
+        found = exc.errors(include_url=False, include_input=False, include_context=False)
+        about = [".".join(map(str, each["loc"])) or "the body" for each in found]
+        told = [f"{way}: {each['msg']}" for way, each in zip(about, found, strict=True)]
+        raise RequestError(400, "Bad request", "; ".join(told)) from None

@@ -1,0 +1,36 @@
+"""Which streams an operator means."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..access import Granted
+from ..opened import Opened
+from ..routes import name_of
+
+
+class Wanted(NamedTuple):
+    """Streams with all of this; what is None is not looked at. identity: for any guard, or for
+    this one."""
+
+    route: str | None = None
+    identity: str | None = None
+    guard: str | None = None
+    address: str | None = None
+
+    def fits(self, stream: Opened) -> bool:
+        return (
+            (self.route is None or any(name_of(m.route) == self.route for m in stream.matches))
+            and (self.address is None or stream.address == self.address)
+            and any(is_known(match.granted, self.guard, self.identity) for match in stream.matches)
+        )
+
+
+def is_known(granted: Granted, guard: str | None, identity: str | None) -> bool:
+    """As this, to this guard; None for any."""
+    if guard is None and identity is None:
+        return True
+    return any(
+        guard in (None, name) and identity in (None, grant.identity)
+        for name, grant in granted.items()
+    )
