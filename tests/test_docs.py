@@ -324,7 +324,7 @@ def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
 
 def test_every_reason_of_an_end_is_in_the_table():
     """Those that clients are told: not how sockets end streams of which nobody is to hear."""
-    named = r"^(?:WAITED|EXPIRED) = "
+    named = r"^(?:WAITED|EXPIRED|DENIED|REMOVED) = "
     kinds = rf"\bended = (?:\w+\.ended or )?\(?|\.end\(|unavailable\(|{named}|reason: str = "
     source = "".join(path.read_text() for path in (ROOT / "gateway").glob("*/*.py"))
     real = set(re.findall(rf'(?:{kinds})"([a-z-]+)"', source, re.M)) - {"closed"}
