@@ -152,7 +152,7 @@ def create_app(
     app.reload = Reload(app, streams, guards, show)
     app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
     app.state.metrics = metrics
-    app.admin = Admin(streams, guards, metrics, bus)
+    app.admin = Admin(streams, guards, metrics, app.state.levels, app.reload, bus)
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     return app

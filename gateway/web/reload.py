@@ -52,6 +52,7 @@ class Reload:
     """Of one application.
 
     show: has its pages say what is configured now.
+    count, last: how many were taken over, and what came of the last.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Reload:
         self._routes = routes
         self._guards = guards
         self._show = show
+        self.count = 0
+        self.last: Outcome | None = None
 
     async def __call__(self, written: Settings) -> Outcome:
         """Take it over; returns once each stream was told or left alone. Raises ConfigError, and
@@ -83,6 +86,7 @@ class Reload:
         counts = _counts(running.routes, settings.routes)
         outcome = Outcome(*counts, streams, time.perf_counter() - began, kept)
         log.info("configuration reloaded in %.3f s: %s", outcome.seconds, outcome)
+        self.count, self.last = self.count + 1, outcome
         return outcome
 
     async def attempt(self, load: Load) -> Outcome | None:

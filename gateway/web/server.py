@@ -85,6 +85,7 @@ def serve(
         app = create_app(ready, pages=pages, startup=startup)
         if again is not None:
             app.beside(partial(reload_on_hangup, app, again))
+            app.admin.reloading.load = again
         listening, admin = bind(ready.listen.host, ready.listen.port), open_port(ready)
         print(f"listening on {address(listening, tls=ready.listen.tls is not None)}", flush=True)
         run(app, ready, listening, admin)

@@ -31,8 +31,10 @@ from typing import Any, NamedTuple
 
 from ..config import Settings
 from ..errors import GatewayError
+from .admin import reloading
 from .admin.listener import open_port
 from .admin.orders import Order, keep
+from .admin.reloading import problems_of
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
 from .relay import Relay
@@ -133,6 +135,7 @@ class Supervisor:
         self._relay.joined.append(self._joined)
         count_for(self._relay, self._settings.listen.limits)
         take_turns(self._relay)
+        self._relay.on(reloading.TOPIC, self._asked_to_reload)
         await self._relay.start()
         keeping = [asyncio.create_task(self._keep(each)) for each in self._workers]
         try:
@@ -164,12 +167,24 @@ class Supervisor:
     def _reload(self, load: Load) -> None:
         """What cannot be is said once, and no worker hears of it."""
         with refused():
-            written = load()
-            self._settings = taken_over(self._settings, written).settings
-            for worker in self._workers:
-                process = worker.process
-                if process is not None and process.returncode is None and process.stdin is not None:
-                    process.stdin.write(said(written))
+            self._take_over(load())
+
+    def _asked_to_reload(self, worker: int, data: Any) -> list[str]:
+        """By an operator: what is wrong with it."""
+        try:
+            if self._load is None:
+                return ["this gateway was not started from a file; start it with `gateway run`"]
+            self._take_over(self._load())
+        except (GatewayError, OSError) as exc:
+            return problems_of(exc)
+        return []
+
+    def _take_over(self, written: Settings) -> None:
+        self._settings = taken_over(self._settings, written).settings
+        for worker in self._workers:
+            process = worker.process
+            if process is not None and process.returncode is None and process.stdin is not None:
+                process.stdin.write(said(written))
 
     def _kill(self) -> None:
         for worker in self._workers:

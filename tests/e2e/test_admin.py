@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -368,3 +370,86 @@ async def test_what_is_forbidden_holds_in_a_worker_that_is_started_later_and_aft
                 answer = await client.get("/kept?until=latest", headers=bearer("bob"))
                 assert answer.status_code == 200
         assert (await routes_of(http))["/open/{id}"]["paused"] is not None
+
+
+# what is configured, and logged
+
+
+def without_open(kafka: EmbeddedKafka) -> dict[str, Any]:
+    config = config_of(kafka)
+    return config | {"routes": config["routes"][1:]}
+
+
+@every_number_of_workers
+async def test_a_reload_says_what_came_of_it_in_all_workers(kafka: EmbeddedKafka, workers: int):
+    async with running(config_of(kafka), workers) as gateway, AsyncExitStack() as stack:
+        some = [await connected(stack, gateway, "sse", f"/open/{n}") for n in range(4)]
+        for _ in range(2):
+            await connected(stack, gateway, "sse", "/kept", "ada")
+        http = await stack.enter_async_context(operator(gateway))
+        gateway.write(without_open(kafka) | {"name": "other"})
+        told = (await http.post("/reload")).json()
+        assert told["routes"] == {"same": 1, "changed": 0, "added": 0, "removed": 1}
+        assert told["streams"] == {"ended (route-removed)": 4, "untouched": 2}
+        assert told["missing"] == [] and "name" in told["kept"]
+        for client in some:
+            await ended(client, "route-removed")
+        gateway.file.write_text("kafka: {servers: [a:9092]}\nroutse: []\nadmin: {port: x}\n")
+        refused = await http.post("/reload")
+        assert refused.status_code == 422
+        assert refused.headers["content-type"] == "application/problem+json"
+        assert len(refused.json()["problems"]) == 2 and "routes" in refused.json()["problems"][0]
+        assert set(await routes_of(http)) == {"/kept"}
+        assert "admin: reload problems=" in gateway.log
+
+
+async def test_the_command_says_what_came_of_it(kafka: EmbeddedKafka):
+    async with running(config_of(kafka, guarded={"users": ["operate"]}), 1) as gateway:
+
+        async def reload(url: str, token: str) -> tuple[int, str]:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gateway", "reload", "-c", str(gateway.file)),
+                *("--admin", url),
+                env={**os.environ, "GATEWAY_ADMIN_TOKEN": token},
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+            said, _ = await process.communicate()
+            return process.returncode or 0, said.decode()
+
+        async with operator(gateway) as http:
+            url = str(http.base_url)
+        gateway.write(without_open(kafka) | {"admin": {**ADMIN, "guarded": {"users": ["operate"]}}})
+        status, said = await reload(url, "token-of-ada")
+        assert status == 1 and "does not grant the role operate" in said
+        status, said = await reload(url, "token-of-eve")
+        assert status == 0, said
+        assert "routes: 1 same, 0 changed, 0 added, 1 removed; streams: none" in said
+        status, said = await reload("http://127.0.0.1:1", "token-of-eve")
+        assert status == 1 and "no gateway answers at http://127.0.0.1:1" in said
+
+
+@every_number_of_workers
+async def test_what_is_logged_is_changed_in_all_workers(kafka: EmbeddedKafka, workers: int):
+    async with running(config_of(kafka), workers) as gateway, operator(gateway) as http:
+        assert (await http.get("/levels")).json()["level"] == "info"
+        for body in ({"level": "loud"}, {"levels": {"web": "loud"}}, {"lvel": "info"}, []):
+            assert (await http.put("/levels", json=body)).status_code == 400
+        told = await http.put("/levels", json={"level": "info", "levels": {"web": "debug"}})
+        assert told.json()["levels"]["web"] == "debug"
+
+        async def all_of_them() -> bool:
+            async with httpx.AsyncClient(base_url=http.base_url, trust_env=False) as each:
+                levels = (await each.get("/levels")).json()["levels"]
+            return bool(levels["web"] == "debug")
+
+        for _ in range(3 * workers):
+            assert await all_of_them()
+
+
+async def test_it_has_the_figures_also_where_clients_may_not_have_them(kafka: EmbeddedKafka):
+    config = config_of(kafka) | {"telemetry": {"metrics": {"prometheus": None}}}
+    async with running(config, 1) as gateway, operator(gateway) as http:
+        assert "gateway_info" in (await http.get("/metrics")).text
+        async with client_of(gateway) as client:
+            assert (await client.get("/metrics")).status_code == 404

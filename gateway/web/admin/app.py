@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from dataclasses import asdict
@@ -17,13 +18,16 @@ from ...config.expression import nearest
 from ...errors import RequestError
 from ..access.guards import Guards
 from ..bus import Bus
+from ..levels import Levels
 from ..metrics import Metrics
-from ..problems import HANDLERS
+from ..problems import HANDLERS, problem
+from ..reload import Reload
 from ..routes import Routes, name_of
 from .gate import Gate, Handler, name_of_who, note
 from .listing import WITHIN, Listing, Place, moment
 from .orders import Order, Orders
-from .said import Revocation, read
+from .reloading import Reloading, Unfit
+from .said import LevelsSaid, Revocation, read
 from .wanted import Wanted
 
 LIMIT, MOST = 100, 10_000
@@ -34,8 +38,18 @@ UNCACHED = {"Cache-Control": "no-store"}
 class Admin:
     """The application of operators (`app`); what it does is done in all processes on a bus."""
 
-    def __init__(self, routes: Routes, guards: Guards, metrics: Metrics, bus: Bus) -> None:
+    def __init__(
+        self,
+        routes: Routes,
+        guards: Guards,
+        metrics: Metrics,
+        levels: Levels,
+        reload: Reload,
+        bus: Bus,
+    ) -> None:
         self._metrics = metrics
+        self._levels = levels
+        self.reloading = Reloading(reload, bus)
         self._listing = Listing(routes, bus)
         self.orders = Orders(routes.openings, bus)
         self._streamed = routes
@@ -53,6 +67,8 @@ class Admin:
             self._route("/routes", GET=self._list_routes),
             self._route("/routes/{path:path}/pause", POST=self._pause),
             self._route("/routes/{path:path}/resume", POST=self._resume),
+            self._route("/reload", POST=self._reload),
+            self._route("/levels", GET=self._list_levels, PUT=self._set_levels),
             self._route("/metrics", GET=self._metrics.scrape),
         ]
 
@@ -178,6 +194,33 @@ class Admin:
         paths = [when.path for route in self._streamed.settings.routes for when in route.when]
         near = nearest(path, paths, "see /routes")
         raise RequestError(404, "Unknown route", f"no route has the path {path!r}; {near}")
+
+    # what is configured, and logged
+
+    async def _reload(self, request: Request) -> Response:
+        try:
+            told = await self.reloading()
+        except Unfit as exc:
+            note(request, "reload", problems=exc.problems)
+            refused = RequestError(422, "Configuration refused", "all stays as it was")
+            response = problem(refused, request.url.path)
+            body = {**json.loads(bytes(response.body)), "problems": exc.problems}
+            return JSONResponse(body, 422, UNCACHED, "application/problem+json")
+        note(request, "reload", routes=told["routes"], missing=told["missing"] or None)
+        return JSONResponse(told, headers=UNCACHED)
+
+    async def _list_levels(self, request: Request) -> Response:
+        current = dict(self._levels.current)
+        return JSONResponse({"level": current.pop("", None), "levels": current}, headers=UNCACHED)
+
+    async def _set_levels(self, request: Request) -> Response:
+        said = await read(request, LevelsSaid)
+        try:
+            self._levels.set(said.level, said.levels)
+        except ValueError as exc:
+            raise RequestError(400, "Bad request", str(exc)) from None
+        note(request, "levels", **said.model_dump())
+        return await self._list_levels(request)
 
 
 def _told(order: Order) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Revocation(Said):
     until: Annotated[float, BeforeValidator(_moment), Field(gt=0, lt=1e11)] | None = None
 
 
-class Levels(Said):
+class LevelsSaid(Said):
     level: str = "info"
     levels: dict[str, str] = {}
 

@@ -1,0 +1,95 @@
+"""A reload that is asked for, in all workers, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+from ...errors import GatewayError, RequestError
+from ..bus import Away, Bus
+from ..reload import Load, Outcome, Reload
+
+TOPIC = "reload"
+WITHIN = 30.0  # seconds for all workers to have taken it over
+OFTEN = 0.05  # seconds between asking them
+
+
+class Unfit(Exception):
+    """The configuration, as it is by now. problems: a line each."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+class Reloading:
+    """Of all processes on a bus.
+
+    load: the configuration as it is by now; where there is a supervisor, that one loads it.
+    """
+
+    def __init__(self, reload: Reload, bus: Bus) -> None:
+        self.load: Load | None = None
+        self._reload = reload
+        self._bus = bus
+        bus.on("admin-reloaded", self._told)
+
+    async def __call__(self) -> dict[str, Any]:
+        """What became of routes and streams, in all workers. Raises Unfit where all stays as it
+        was, and RequestError where nothing can be loaded."""
+        if self._bus.workers > 1:
+            return await self._by_supervisor()
+        if self.load is None:
+            what = "this gateway was not started from a file; start it with `gateway run`"
+            raise RequestError(409, "Conflict", what)
+        try:
+            return summed({1: (await self._reload(self.load()))._asdict()}, [])
+        except (GatewayError, OSError) as exc:
+            raise Unfit(problems_of(exc)) from None
+
+    async def _by_supervisor(self) -> dict[str, Any]:
+        before = await self._counts()
+        try:
+            problems = await self._bus.call(TOPIC, within=WITHIN)
+        except Away as exc:
+            raise RequestError(503, "Busy", f"{exc}; try again", retry_after=1.0) from None
+        if problems:
+            raise Unfit(problems)
+        loop = asyncio.get_running_loop()
+        deadline, done = loop.time() + WITHIN, dict[int, Any]()
+        while len(done) < self._bus.workers and loop.time() < deadline:
+            await asyncio.sleep(OFTEN)
+            now = await self._counts()
+            done = {worker: said[1] for worker, said in now.items() if said[0] > before[worker][0]}
+        return summed(done, [n for n in range(1, self._bus.workers + 1) if n not in done])
+
+    async def _counts(self) -> dict[int, tuple[int, Any]]:
+        """By worker: how many reloads it has done, and what came of the last."""
+        none = dict.fromkeys(range(1, self._bus.workers + 1), (0, None))
+        return none | dict((await self._bus.ask("admin-reloaded")).said)
+
+    def _told(self, worker: int, data: Any) -> tuple[int, dict[str, Any] | None]:
+        last = self._reload.last
+        return self._reload.count, None if last is None else last._asdict()
+
+
+def summed(outcomes: dict[int, dict[str, Any]], missing: list[int]) -> dict[str, Any]:
+    """Of routes what one worker says, which they all do; of streams those of all. missing: workers
+    that did not take it over in time."""
+    streams: Counter[str] = Counter()
+    for told in outcomes.values():
+        streams.update(told["streams"])
+    first = next(iter(outcomes.values()), Outcome(0, 0, 0, 0, {}, 0.0, ())._asdict())
+    return {
+        "routes": {name: first[name] for name in ("same", "changed", "added", "removed")},
+        "streams": dict(streams),
+        "kept": list(first["kept"]),
+        "seconds": max([told["seconds"] for told in outcomes.values()], default=0.0),
+        "missing": missing,
+    }
+
+
+def problems_of(exc: Exception) -> list[str]:
+    """A line each."""
+    return list(getattr(exc, "problems", None) or [str(exc)])
