@@ -324,9 +324,10 @@ def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
 
 def test_every_reason_of_an_end_is_in_the_table():
     """Those that clients are told: not how sockets end streams of which nobody is to hear."""
-    named = r"^(?:WAITED|EXPIRED|DENIED|REMOVED) = "
+    named = r"^(?:WAITED|EXPIRED|DENIED|REMOVED|DISCONNECTED) = |^    reason = "
     kinds = rf"\bended = (?:\w+\.ended or )?\(?|\.end\(|unavailable\(|{named}|reason: str = "
-    source = "".join(path.read_text() for path in (ROOT / "gateway").glob("*/*.py"))
+    paths = [*(ROOT / "gateway").glob("*/*.py"), *(ROOT / "gateway/web/admin").glob("*.py")]
+    source = "".join(path.read_text() for path in paths)
     real = set(re.findall(rf'(?:{kinds})"([a-z-]+)"', source, re.M)) - {"closed"}
     (end,) = [row for row in table("In the browser") if row[0] == "`end`"]
     assert set(re.findall(r"`([\w-]+)`", end[2])) - {"reason"} == real
@@ -345,7 +346,7 @@ def titles() -> Iterator[str]:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes:
                 texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
                 yield from [text for text in texts if isinstance(text, str)][:1]
-    yield from ("Busy", "Idempotency key reused", "Guard unavailable")
+    yield from ("Busy", "Idempotency key reused", "Guard unavailable", "Paused")
 
 
 def test_every_code_of_an_error_over_websocket_is_in_its_table():
