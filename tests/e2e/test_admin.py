@@ -9,11 +9,13 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.brokers import embedded_kafka
+from support.certificates import Authority
 from support.clients.raw import RawClient
 from support.clients.wires import WIRES, Wire, every_wire, over
 from support.gateways import Gateway, config_for, running_gateway
@@ -28,6 +30,7 @@ from gateway.kafka.embedded import EmbeddedKafka
 kafka = embedded_kafka({"orders": 3, "stock": 3})
 
 WITHIN = 60.0
+LINES = {"Accept": "application/x-ndjson"}
 USERS = {
     "ada": {"token": "token-of-ada", "roles": ["read"]},
     "bob": {"token": "token-of-bob", "roles": ["read"]},
@@ -200,6 +203,29 @@ async def test_where_it_is_guarded_only_who_has_the_role_is_answered(
         assert "by=users:eve" in gateway.log and "token-of-eve" not in gateway.log
 
 
+async def test_from_other_machines_it_is_reached_by_tls_and_known_certificates_are_let_in(
+    kafka: EmbeddedKafka, tmp_path: Path
+):
+    authority = Authority(tmp_path)
+    own, eve = authority.signed("gateway"), authority.signed("eve")
+    tls = {"certificate": str(own), "key": str(own), "trust": str(authority.path)}
+    config = config_for(
+        kafka.bootstrap,
+        ["orders"],
+        listen={"tls": tls},
+        guards={"machines": {"type": "x509"}},
+        admin={"host": "0.0.0.0", "port": 0, "guarded": {"machines": []}},
+    )
+    async with running_gateway(config, ready=False) as gateway:
+        await until(lambda: "startup complete" in gateway.log, gateway.tail, WITHIN)
+        port = gateway.log.partition("admin on https://0.0.0.0:")[2].split()[0]
+        for certificate, status in ((None, 401), (eve, 200)):
+            trusting = authority.context(certificate)
+            async with httpx.AsyncClient(verify=trusting, trust_env=False) as http:
+                answer = await http.get(f"https://127.0.0.1:{port}/streams", timeout=WITHIN)
+                assert answer.status_code == status
+
+
 async def test_a_page_in_a_browser_is_not_answered_nor_who_comes_by_another_name(
     kafka: EmbeddedKafka,
 ):
@@ -311,6 +337,28 @@ async def test_a_revocation_that_is_none_is_refused_with_what_to_say(kafka: Embe
         assert (await http.get("/revocations")).json() == {"revocations": []}
 
 
+async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhile(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    async with (
+        running(config_of(kafka), 1) as gateway,
+        operator(gateway) as http,
+        client_of(gateway) as client,
+    ):
+        asked = client.get("/kept?wait=30s&from=live", headers=LINES | bearer("ada"))
+        waiting = asyncio.create_task(asked)
+        await until(lambda: gateway.clients > 0, "its connection", WITHIN)
+        for _ in range(1000):
+            if 'gateway_clients{route="/kept"' in (await http.get("/metrics")).text:
+                break
+            await asyncio.sleep(0.02)
+        else:
+            pytest.fail("it is not waited for")
+        await http.post("/revocations", json={"identity": "ada"})
+        await oracle.produce("stock", 1)
+        assert (await waiting).status_code == 403
+
+
 # pausing
 
 
@@ -332,7 +380,7 @@ async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
         assert by_route["/kept"]["paused"] is None and by_route["/kept"]["streams"] == 1
         async with client_of(gateway) as client:
             for _ in range(4 * workers):
-                paused = await client.get("/open/1", headers={"Accept": "application/x-ndjson"})
+                paused = await client.get("/open/1", headers=LINES)
                 assert paused.status_code == 503 and int(paused.headers["retry-after"]) >= 3
                 source = {"Accept": "text/event-stream", "Sec-Fetch-Mode": "cors"}
                 events = await client.get("/open/1", headers=source)

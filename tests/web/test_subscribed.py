@@ -158,3 +158,26 @@ async def test_one_whose_client_goes_while_it_opens_does_not_begin():
     await asyncio.gather(*hall.opening)
     assert not hall.sent
     assert hall.clients[0]._hub.left == hall.clients  # type: ignore[attr-defined]
+
+
+async def test_one_that_was_told_to_end_before_it_began_ends_as_it_begins():
+    hall = Hall(ready=True)
+    stream = hall.stream("a", "/orders", [])
+    stream.end("disconnected")
+    hall.begin(stream)
+    await until(lambda: hall.over)
+    assert hall.kinds == ["begin", "end"] and stream.reason == "disconnected"
+    await asyncio.gather(*hall.opening)
+
+
+async def test_one_that_was_told_to_end_while_another_client_takes_over_ends_as_that_one_begins():
+    hall = Hall(ready=True)
+    stream = hall.stream("a", "/orders", [])
+    hall.begin(stream)
+    await until(lambda: hall.sent)
+    await stream.change(Change(type="change", fields=["/n"]), NOBODY)
+    assert hall.clients[0].subscription.ended == "changed"
+    stream.end("access-revoked")
+    await until(lambda: hall.over)
+    assert hall.kinds == ["begin", "begin", "end"] and stream.reason == "access-revoked"
+    await asyncio.gather(*hall.opening)
