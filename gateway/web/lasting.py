@@ -28,7 +28,9 @@ class HttpStream(Opened):
     leave: called when it is over.
     """
 
-    __slots__ = ("_leave", "_outlet", "_root", "_wire")
+    __slots__ = ("_challenged", "_leave", "_outlet", "_root", "_wire")
+
+    # `_challenged`: the expiry for which a new token was asked for: once is enough.
 
     def __init__(
         self, routes: Routes, match: Match, request: Request, wire: Wire, leave: Leave
@@ -37,6 +39,7 @@ class HttpStream(Opened):
         super().__init__(routes, match, pairs(request), client[0] if client else "")
         self._wire = wire
         self._leave = leave
+        self._challenged = 0.0
         self._root: str = request.scope.get("root_path", "")
         self._outlet: HttpOutlet | None = None
 
@@ -144,6 +147,9 @@ class HttpStream(Opened):
             return self._wire.end(reason_of(exc), after.position, after.got)
 
     def _challenge(self, guard: str, expires: float) -> None:
+        if expires == self._challenged:
+            return
+        self._challenged = expires
         url = f"{self._root}{BEFORE}{self.routes.openings.name(self)}{BEHIND}"
         if self._client is not None:
             self._client.tell("challenge", {"guard": guard, "expires": expires, "url": url})

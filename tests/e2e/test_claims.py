@@ -216,7 +216,7 @@ class Http(Session):
             data = json.loads(event["data"] or "{}")
             self.stream.hear(event["event"], data)
             self.stream.at = event["id"]
-            self.renewal = data.get("url", self.renewal) if event["event"] != "begin" else ""
+            self.renewal = data["url"] if event["event"] == "challenge" else self.renewal
 
     async def renew(self, claims: Claims, ways: Mapping[str, Way]) -> None:
         assert self._client is not None

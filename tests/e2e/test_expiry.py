@@ -239,6 +239,21 @@ async def test_a_socket_is_asked_for_a_token_once_for_all_its_streams(gateway: G
         assert len(asked) == 1 and asked[0]["guard"] == "login" and "url" not in asked[0]
 
 
+@HTTP
+async def test_a_token_that_ends_no_later_is_not_asked_for_again(
+    gateway: Gateway, oracle: Oracle, wire: Wire
+):
+    until = int(time.time()) + 600
+    url = f"{gateway.base_url}/mine"
+    async with over(wire, RawClient)(url, headers=bearer(exp=until)) as client:
+        assert await renew(gateway, client, exp=until) == 204
+        await oracle.produce("orders", 1, key=b"a")
+        await client.wait(lambda _: seen(client) == [(0, "a")])
+        assert len(challenges(client)) == 1
+        assert await renew(gateway, client, exp=until + 600) == 204
+        await client.wait(lambda _: len(challenges(client)) == 2)
+
+
 async def test_a_token_that_is_not_good_for_all_streams_of_a_socket_changes_none(
     gateway: Gateway, oracle: Oracle
 ):

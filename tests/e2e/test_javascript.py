@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
 from support.browser import Browser, browser, firefox
 from support.clients.client import Event
 from support.clients.module import ModuleClient
@@ -319,6 +320,43 @@ async def test_a_token_is_renewed_on_the_same_connection_before_it_expires(
         await client.wait(complete(oracle), WITHIN)
         oracle.check_events(client.events, start=START)
         assert (len(client.network.connects), client.opened) == (1, 1)
+
+
+@in_node
+async def test_an_event_source_is_renewed_with_what_its_browser_sends(
+    embedded: EmbeddedKafka, oracle: Oracle
+):
+    """Who comes first is shown the keys of one tenant, who comes again those of another."""
+    asked: list[str] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        posts = len(asked) > 1
+        ending = {} if posts else {"expires": time.time() + 600}
+        tenant = {"attributes": {"tenant": "b" if posts else "a"}}
+        await JSONResponse({"identity": "ada", **tenant, **ending})(scope, receive, send)
+
+    own = [{"key": "${guarded['app'].attributes.tenant}"}]
+    route = {
+        "when": [{"path": "/mine"}],
+        "guarded": {"app": []},
+        "with": {"topic": TOPIC, "filters": own, "format": "envelope"},
+    }
+    async with served(application) as app:
+        guard = {
+            "type": "http", "url": app, "challenge": "24h", "attributes": ["tenant"],
+            "forward": {"headers": ["accept"]}, "timeout": "30s", "cache": "0s",
+        }  # fmt: skip
+        config = config_for(embedded.bootstrap, [TOPIC], [route], guards={"app": guard})
+        async with running_gateway(config) as gateway:
+            options = {"transport": "eventsource"}
+            async with ModuleClient(f"{gateway.base_url}/mine", options) as client:
+                await client.wait(lambda _: len(named(client.events, "begin")) >= 2, WITHIN)
+                await oracle.produce(TOPIC, 1, key=b"a")
+                await oracle.produce(TOPIC, 1, key=b"b")
+                await client.wait(lambda _: named(client.events, "message"), WITHIN)
+                (told,) = named(client.events, "message")
+                assert told["key"] == "b" and named(client.events, "begin")[1]["changed"]
 
 
 # In browsers

@@ -1185,10 +1185,20 @@ class Source {
     } catch { /* the text of a record of format value */ }
     // An event without an id of its own has that of the one before.
     const position = lastEventId === this.#subscription.position ? undefined : lastEventId;
+    if (type === "challenge") return this.#renew(told.url);
     if (type === "message") told = { type: "records", records: [told], position };
     else if (type === "delete") told = { type, record: told, position };
     else told = { ...told, type, position };
     this.#exchange.take(this.#subscription, told);
+  }
+
+  /** By the cookies that the browser has by then: an EventSource has no token. */
+  #renew(path) {
+    const { base, credentials } = this.#subscription.request;
+    const at = new URL(path, base).href;
+    const url = at.startsWith(`${base}/`) ? at : base + path; // a proxy took the prefix off
+    const sent = fetch(url, { method: "POST", credentials: credentials ? "include" : "same-origin" });
+    sent.catch(() => {}); // the stream ends then, and comes back
   }
 
   async #failed(source, url, credentials) {
