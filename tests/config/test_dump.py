@@ -108,6 +108,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
             st.dictionaries(WORDS, WORDS, max_size=2))}},
         **draw(optional(
             memory=st.just("2GiB"),
+            admin=st.just({}) | st.just({"port": 0, "guarded": {"jwt0": ["a b"]}}),
             telemetry=st.just({"metrics": {"prometheus": None}}),
             listen=optional(
                 port=st.integers(0, 65535),

@@ -17,8 +17,9 @@ import pytest
 from support.brokers import embedded_kafka
 from support.certificates import Authority
 from support.clients.raw import RawClient
-from support.clients.wires import WIRES, Wire, every_wire, over
+from support.clients.wires import WIRES, Wire, over
 from support.gateways import Gateway, config_for, running_gateway
+from support.multiplex import Multiplex
 from support.operator import ADMIN, listed, operator
 from support.oracle import Oracle
 from support.until import until
@@ -37,6 +38,9 @@ USERS = {
     "eve": {"token": "token-of-eve", "roles": ["read", "operate"]},
 }
 every_number_of_workers = pytest.mark.parametrize("workers", [1, 3])
+each_wire_with_some_workers = pytest.mark.parametrize(
+    ("wire", "workers"), [("sse", 3), ("ndjson", 1), ("websocket", 3)]
+)
 
 
 def bearer(name: str) -> dict[str, str]:
@@ -148,8 +152,7 @@ async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
         assert {stream["worker"] for stream in found} <= set(range(1, workers + 1))
 
 
-@every_number_of_workers
-@every_wire
+@each_wire_with_some_workers
 async def test_streams_are_ended_by_id_and_by_who_has_them_and_no_others(
     kafka: EmbeddedKafka, wire: Wire, workers: int
 ):
@@ -273,8 +276,7 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka:
 # revocation
 
 
-@every_number_of_workers
-@every_wire
+@each_wire_with_some_workers
 async def test_who_is_revoked_has_no_stream_and_gets_none_until_that_is_lifted(
     kafka: EmbeddedKafka, wire: Wire, workers: int
 ):
@@ -362,8 +364,7 @@ async def test_a_page_that_is_waited_for_is_not_shown_to_who_was_revoked_meanwhi
 # pausing
 
 
-@every_number_of_workers
-@every_wire
+@each_wire_with_some_workers
 async def test_clients_of_a_paused_route_end_and_come_back_when_it_goes_on(
     kafka: EmbeddedKafka, oracle: Oracle, wire: Wire, workers: int
 ):
@@ -501,3 +502,28 @@ async def test_it_has_the_figures_also_where_clients_may_not_have_them(kafka: Em
         assert "gateway_info" in (await http.get("/metrics")).text
         async with client_of(gateway) as client:
             assert (await client.get("/metrics")).status_code == 404
+
+
+async def test_of_a_socket_of_many_streams_only_those_end_that_are_meant(
+    kafka: EmbeddedKafka, oracle: Oracle
+):
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(running(config_of(kafka), 1))
+        http = await stack.enter_async_context(operator(gateway))
+        socket = await stack.enter_async_context(
+            Multiplex(gateway.base_url, additional_headers=bearer("ada"))
+        )
+        await socket.subscribe("a", "/open/1")
+        await socket.subscribe("b", "/kept")
+        assert {stream["route"] for stream in await listed(http)} == {"/open/{id}", "/kept"}
+        await http.post("/routes/open/{id}/pause")
+        assert (await socket.next("a", "end"))["reason"] == "paused"
+        await socket.say("subscribe", id="c", path="/open/2")
+        assert (await socket.next("c", "error"))["code"] == "paused"
+        await oracle.produce("stock", 2)
+        await socket.wait(lambda: len(socket.records("b")) == 2)
+        await http.post("/revocations", json={"identity": "ada"})
+        assert (await socket.next("b", "end"))["reason"] == "access-revoked"
+        await socket.say("subscribe", id="d", path="/kept")
+        assert (await socket.next("d", "error"))["code"] == "forbidden"
+        assert socket.code is None
