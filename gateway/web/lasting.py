@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from typing import Self
@@ -87,6 +88,10 @@ class HttpStream(Opened):
             self.close()
 
     # the connection
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return None if self._outlet is None else self._outlet.transport
 
     def drained(self) -> None:
         if self._client is not None:

@@ -93,6 +93,11 @@ class Opened:
         """What it shows, and what it was told to show next."""
         return [self.match] if self._next is None else [self.match, self._next.match]
 
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """Of its connection, where it is ours; a socket has several streams on it."""
+        return None
+
     def end(self, reason: str) -> None:
         """With an `end` event."""
         self._ending = self._ending or reason

@@ -168,6 +168,10 @@ class HttpOutlet(asyncio.Protocol):
         self.full = transport.get_write_buffer_size() > 0
         self._server_state.connections.add(self)  # type: ignore[arg-type]
 
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
     def write(self, data: bytes) -> None:
         """Never blocks, never raises; what the socket does not take at once waits."""
         transport = self._transport

@@ -37,6 +37,10 @@ class Socket(Protocol):
     """What a client hears."""
 
     @property
+    def transport(self) -> asyncio.Transport | None:
+        """None where it is another server's."""
+
+    @property
     def deflate(self) -> bool:
         """Frames may be compressed."""
 
@@ -65,6 +69,7 @@ class AsgiSocket:
     """
 
     deflate = False
+    transport = None
 
     def __init__(self, listener: Listener, receive: Receive, send: Send) -> None:
         self.full = self.closed = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -135,6 +136,10 @@ class Subscribed(Opened):
         if client is not None:
             client.end("closed")  # who waits for BEGIN waits no longer
             client.close()
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        return self._hall.socket.transport
 
     # the outlet
 

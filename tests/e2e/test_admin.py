@@ -140,16 +140,46 @@ async def test_every_stream_is_listed_whatever_its_wire_and_its_worker(
         assert "s3cret" not in json.dumps(found)
         urls = [stream["url"] for stream in found]
         assert sum(url.startswith("/open/2?token=***&n=2") for url in urls) == 3
+        assert all(stream["bytes"] > 0 and stream["error"] is None for stream in found)
+        found = counted_off(found)
         # one at a time they are the same, in the same order
-        assert await listed(http, "limit=1") == found
+        assert counted_off(await listed(http, "limit=1")) == found
         kept = [stream for stream in found if stream["route"] == "/kept"]
         assert [stream["identity"] for stream in kept] == [{"users": "ada"}] * 3
         for query in ("identity=ada", "route=/kept", "guard=users&limit=2"):
-            assert await listed(http, query) == kept
+            assert counted_off(await listed(http, query)) == kept
         assert await listed(http, "identity=bob") == await listed(http, "address=1.2.3.4") == []
         one = (await http.get(f"/streams/{kept[0]['id']}")).json()
         assert one["topics"] == ["stock"] and one["position"]
         assert {stream["worker"] for stream in found} <= set(range(1, workers + 1))
+
+
+def counted_off(streams: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Without what heartbeats change."""
+    return [{name: told for name, told in one.items() if name != "bytes"} for one in streams]
+
+
+async def test_what_holds_up_a_stream_is_told_until_it_is_over(kafka: EmbeddedKafka):
+    async with running(config_of(kafka), 1) as gateway, AsyncExitStack() as stack:
+        await connected(stack, gateway, "sse", "/open/1")
+        http = await stack.enter_async_context(operator(gateway))
+        kafka.down(1)
+        try:
+            error = await error_listed(http, held_up=True)
+            assert error["partition"].startswith("orders-") and error["cause"] == "connection"
+        finally:
+            kafka.up(1)
+        await error_listed(http, held_up=False)
+
+
+async def error_listed(http: httpx.AsyncClient, *, held_up: bool) -> Any:
+    """That of its only stream, once it has one, or none any more."""
+    async with asyncio.timeout(WITHIN):
+        while True:
+            (stream,) = await listed(http)
+            if (stream["error"] is not None) == held_up:
+                return stream["error"]
+            await asyncio.sleep(0.05)
 
 
 @each_wire_with_some_workers

@@ -9,12 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from ...core.tail import Tail
 from ...errors import RequestError
 from ...hub.distances import Distances
 from ...telemetry.redact import redacted
+from ..acknowledged import acknowledged
 from ..bus import Bus
 from ..opened import Opened
 from ..routes import Routes, name_of
@@ -121,12 +124,12 @@ class Listing:
         of, number, limit, wanted = asked
         if of != self._bus.worker:
             return None
-        fits, behind = Wanted(*wanted).fits, Distances()
+        fits, behind, errors = Wanted(*wanted).fits, Distances(), cache(self._error)
         told: list[dict[str, Any]] = []
         for n, stream in enumerate(self._routes.openings.after(number), 1):
             number = stream.number
             if fits(stream):
-                told.append(self._row(stream, behind.of))
+                told.append(self._row(stream, behind.of, errors))
             if n >= LOOKED or len(told) >= limit or behind.costly:
                 return {"streams": told, "next": number}
         return {"streams": told, "next": None}
@@ -135,7 +138,7 @@ class Listing:
         stream = self._find(*asked)
         if stream is None:
             return None
-        told = self._row(stream, Distances().of)
+        told = self._row(stream, Distances().of, self._error)
         client = stream.client
         if client is not None:
             told["topics"] = sorted(client.subscription.channel.tail.ids)
@@ -158,7 +161,21 @@ class Listing:
         openings = self._routes.openings
         return openings.get(number) if mark == openings.mark else None
 
-    def _row(self, stream: Opened, behind: Callable[[Any], int]) -> dict[str, Any]:
+    def _error(self, cluster: str, tail: Tail) -> dict[str, str] | None:
+        """Why a partition of it cannot be read now; None while all can."""
+        feeds = self._routes.hubs.of(cluster).feeds.by_partition
+        for tp in tail.logs:
+            feed = feeds.get(tp)
+            if feed is not None and feed.reading.cause is not None:
+                return {"partition": f"{tp.topic}-{tp.partition}", "cause": feed.reading.cause}
+        return None
+
+    def _row(
+        self,
+        stream: Opened,
+        behind: Callable[[Any], int],
+        error: Callable[[str, Tail], dict[str, str] | None],
+    ) -> dict[str, Any]:
         """behind: records between where a subscription stands and what was published."""
         match, client = stream.match, stream.client
         id = f"{self._bus.worker}-{self._routes.openings.mark}-{stream.number}"
@@ -173,12 +190,16 @@ class Listing:
             "expires": None if match.granted.expires is None else moment(match.granted.expires),
             "state": STARTING,
             "behind": 0,
+            "bytes": acknowledged(stream.transport),
+            "error": None,
             "worker": self._bus.worker,
         }
         if client is None:
             return told
         told["wire"] = client.subscription.traffic.wire
         told["stream"] = client.number  # as the log calls it
+        if client.view is not None:
+            told["error"] = error(client.view.cluster, client.subscription.channel.tail)
         state = client.state
         told["behind"] = 0 if state is None else behind(client.subscription)
         told["state"] = LIVE if state in (None, "catching-up") and not told["behind"] else state
