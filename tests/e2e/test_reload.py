@@ -251,9 +251,9 @@ async def test_all_workers_take_it_over_also_one_that_is_started_later(
 
 
 EACH_ROUTE, RELOADS, EACH = 250, 20, 20
-PATHS = ("/same", "/filter", "/fields", "/topics")
+PATHS = ("/same", "/filter", "/format", "/topics")
 UNTIL, ANEW = 8, 4  # so many of the reloads change options of a topic, none of the first ones
-_OFFSET = re.compile(rb'"partition":(\d+),"offset":(\d+),"timestamp"')
+_OFFSET = re.compile(rb'"partition":(\d+),"offset":(\d+),"timestamp"|"id":"orders:(\d+):(\d+)"')
 
 
 class Light:
@@ -278,14 +278,17 @@ class Light:
 
     @property
     def seen(self) -> list[tuple[int, int]]:
-        return [(int(p), int(offset)) for p, offset in _OFFSET.findall(self.body)]
+        """In an envelope, or as a CloudEvent."""
+        found = _OFFSET.findall(self.body)
+        return [(int(p or again), int(at or there)) for p, at, again, there in found]
 
 
 async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
     kafka: EmbeddedKafka, oracle: Oracle
 ):
     """Of four routes one is touched by nothing but options of its topic; of the others the filter,
-    the fields and the topics are other ones each time."""
+    the format, and the topics are other ones each time. A fifth one is there for
+    one time only."""
 
     def config(turn: int) -> dict[str, Any]:
         odd = turn % 2 == 1
@@ -298,8 +301,9 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
             kafka,
             at("/same"),
             at("/filter", filters=either),
-            at("/fields", fields=["/n"] if odd else ["/n", "/run"]),
+            at("/format", format="cloudevents" if odd else "envelope", fields=["/n"]),
             several,
+            at(f"/only/{turn}"),
             topics=[{"name": "orders", "cache": {"age": f"{60 + turn}s"}} if odd else "orders",
                     "stock"] if turn % 5 == 4 else ["orders", "stock"],
         )  # fmt: skip
@@ -309,9 +313,14 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
         port = gateway.port
         lights = [(path, Light()) for path in PATHS for _ in range(EACH_ROUTE)]
         tasks = [asyncio.create_task(light.read(port, path)) for path, light in lights]
+        removed: list[Light] = []
+        passing: list[asyncio.Task[None]] = []
         try:
             await until(lambda: all(light.begins for _, light in lights), "begins", WITHIN)
             for turn in range(1, RELOADS + 1):
+                removed.append(Light())
+                passing.append(asyncio.create_task(removed[-1].read(port, f"/only/{turn - 1}")))
+                await until(lambda: removed[-1].begins, "the begin of one that is to go", WITHIN)
                 producing = asyncio.create_task(oracle.produce("orders", EACH, key=b"a"))
                 await reload(gateway, config(turn))
                 if turn == UNTIL:
@@ -325,13 +334,14 @@ async def test_a_thousand_streams_lose_and_repeat_nothing_over_twenty_reloads(
                 WITHIN,
             )
             assert not any(task.done() for task in tasks), "nobody was lost"
+            await until(lambda: all(b"route-removed" in light.body for light in removed))
             for path, light in lights:
                 assert len(light.seen) == len(due) and set(light.seen) == due
                 assert path != "/same" or light.begins <= 1 + ANEW
         finally:
-            for task in tasks:
+            for task in (*tasks, *passing):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *passing, return_exceptions=True)
 
 
 # the command
