@@ -19,6 +19,10 @@ from support.kafka_wire import Api, decode
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.kafka.local import LocalKafka
 
+# The first entry of a partition's index touches a page of a sparse file, which takes tens of ms on
+# some disks: of a thousand partitions nobody would be answered for a minute.
+UNINDEXED = {"log.index.interval.bytes": str(1 << 20)}
+
 
 class Kafka(Protocol):
     bootstrap: list[str]
@@ -142,7 +146,9 @@ class MockKafka:
 @contextmanager
 def real_kafka(nodes: int) -> Iterator[RealKafka]:
     """One broker, or three with fast failover, for the length of the block."""
-    with LocalKafka(nodes, properties=PROPERTIES, fast_failover=nodes > 1) as local:
+    with LocalKafka(
+        nodes, properties={**PROPERTIES, **UNINDEXED}, fast_failover=nodes > 1
+    ) as local:
         yield RealKafka(Broker(local.bootstrap, local))
 
 
