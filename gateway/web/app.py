@@ -29,7 +29,6 @@ from starlette.staticfiles import StaticFiles
 
 from ..api.gateway import Gateway
 from ..config import Settings
-from ..errors import ConfigError
 from . import assets, discovery, health
 from .access import Access, anyone
 from .access.guards import Guards
@@ -47,6 +46,7 @@ from .routes import Routes
 from .streams import Pages, Streams
 from .traced import Traced
 from .turns import Turns
+from .unserved import refuse_unserved
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
 
@@ -156,20 +156,6 @@ def create_app(
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     return app
-
-
-def refuse_unserved(settings: Settings) -> None:
-    """What is configured but not built is refused, never ignored. Raises ConfigError."""
-    problems: list[str] = []
-    for cluster, kafka in settings.clusters.items():
-        way = f"kafka.{cluster}" if cluster else "kafka"
-        for n, topic in enumerate(kafka.topics):
-            for name, model in (("key", topic.key), ("value", topic.value)):
-                if model.model not in ("bytes", "string", "json"):
-                    what = f"model {model.model} is not served by this version"
-                    problems.append(f"{way}.topics[{n}].{name}: {what}")
-    if problems:
-        raise ConfigError([f"{problem}; remove it" for problem in problems])
 
 
 class Folder(StaticFiles):

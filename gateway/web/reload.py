@@ -19,6 +19,7 @@ from ..config import Route, Settings
 from ..config.reloaded import Reloaded, reloaded
 from ..errors import GatewayError
 from ..telemetry import logs
+from .unserved import refuse_unserved
 
 if TYPE_CHECKING:
     from .access.guards import Guards
@@ -98,8 +99,6 @@ class Reload:
 
 def taken_over(running: Settings, written: Settings) -> Reloaded:
     """Raises ConfigError for what cannot be served, or not without a restart."""
-    from .app import refuse_unserved
-
     refuse_unserved(written)
     return reloaded(running, written)
 
