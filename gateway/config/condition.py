@@ -13,7 +13,7 @@ from ..core.exact import number_of
 from .fields import Flag, Pointer, Text
 from .section import Problem, Section, refused
 from .substitution import shown
-from .template import REQUEST, Template
+from .template import REQUEST, Template, only
 
 Render = Callable[[Template], str]
 
@@ -41,10 +41,7 @@ def _scalar(value: object) -> object:
 
 
 def _of_request(template: Template) -> Template:
-    for hole in template.holes:
-        if hole.root not in REQUEST:
-            raise refused(f"'${{{hole.text}}}' is unknown here; use ${{params.name}}")
-    return template
+    return only(template, REQUEST, "${params.name}")
 
 
 def _number(value: object) -> object:

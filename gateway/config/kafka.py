@@ -29,7 +29,7 @@ from .fields import (
 )
 from .section import Problem, Section, refusal, refused
 from .security import Security
-from .template import MESSAGE, Template
+from .template import MESSAGE, Template, only
 from .units import show_duration
 
 ModelName = Literal[
@@ -40,10 +40,7 @@ WITH_CATALOG = frozenset({"avro", "protobuf", "jsonschema"})
 
 
 def _of_message(template: Template) -> Template:
-    for hole in template.holes:
-        if hole.root not in MESSAGE:
-            raise refused(f"'${{{hole.text}}}' is unknown here; use ${{message.value.field}}")
-    return template
+    return only(template, MESSAGE, "${message.value.field}")
 
 
 MessageTemplate = Annotated[Template, AfterValidator(_of_message)]

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from .fields import Text
 from .path import PathPattern
 from .section import Problem, Section, refused
-from .template import LOCATION, WRITTEN, Template
+from .template import LOCATION, WRITTEN, Template, only
 
 OWN = frozenset({"idempotency-key", "idempotency-scope"})
 """Headers of a record that the gateway writes itself."""
@@ -21,17 +21,11 @@ _METHODS = ("POST", "PUT", "PATCH", "DELETE")
 
 
 def _written(template: Template) -> Template:
-    for hole in template.holes:
-        if hole.root not in WRITTEN:
-            raise refused(f"'${{{hole.text}}}' is unknown here; use ${{params.name}}")
-    return template
+    return only(template, WRITTEN, "${params.name}")
 
 
 def _location(template: Template) -> Template:
-    for hole in template.holes:
-        if hole.root not in LOCATION:
-            what = "use ${correlationId} and ${params.name}"
-            raise refused(f"'${{{hole.text}}}' is unknown here; {what}")
+    only(template, LOCATION, "${correlationId} and ${params.name}")
     try:
         pattern = pattern_of(template)
     except ValueError as error:

@@ -10,7 +10,7 @@ Filled in once, left to right: what a client sends is text, never a template.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -175,6 +175,14 @@ def _hole(expression: Expression) -> Hole:
                 root, name, (detail[0] or "").lstrip(".") if detail else "", expression.text
             )
     _unknown(expression)
+
+
+def only(template: Template, roots: Container[str], instead: str) -> Template:
+    """One whose holes are filled from these alone; instead: what to use. Raises for any other."""
+    for hole in template.holes:
+        if hole.root not in roots:
+            raise refused(f"'${{{hole.text}}}' is unknown here; use {instead}")
+    return template
 
 
 def _unknown(expression: Expression) -> NoReturn:
