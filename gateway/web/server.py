@@ -12,7 +12,6 @@ from collections.abc import Set as AbstractSet
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import cast
 
 import uvicorn
 
@@ -23,8 +22,8 @@ from .admin import listener
 from .admin.listener import open_port
 from .app import Application, Startup, create_app
 from .certificate import TlsContext
-from .forwarded import Forwarded
-from .listening import BACKLOG, address, bind
+from .edge import edge
+from .listening import address, bind
 from .peer import Peer
 from .reload import Load, reload_on_hangup
 from .transport import GatewayProtocol
@@ -101,26 +100,20 @@ def run(
     """Serve in this process until it is told to end. admin: where operators come in. Raises
     GatewayError for a certificate that cannot be used."""
     listen = settings.listen
-    proxies = listen.forwarded
     tls = None if listen.tls is None else TlsContext(listen.tls)
     if tls is not None:
         app.beside(tls.watch)
         app.state.metrics.more.append(tls.read)
     if admin is not None:
         app.beside(partial(listener.serve, app.admin.app, settings, admin, tls))
-    config = uvicorn.Config(
-        app if proxies is False else Forwarded(app, proxies),
-        http=GatewayProtocol,
+    config = edge(
+        app,
+        settings,
+        tls,
         ws=_websockets(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
         lifespan="on",
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=cast("int", listen.drain_timeout),  # for asyncio.wait_for
-        ssl_context_factory=None if tls is None else lambda config, make: tls.context,
+        timeout_graceful_shutdown=listen.drain_timeout,  # for asyncio.wait_for
     )
     GatewayProtocol.prepare(listening)
     server = Server(config)

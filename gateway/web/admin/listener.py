@@ -12,8 +12,8 @@ from ...config import Settings
 from ...config.guarded import is_loopback
 from ...errors import GatewayError
 from ..certificate import TlsContext
-from ..forwarded import Forwarded
-from ..listening import BACKLOG, address, bind
+from ..edge import edge
+from ..listening import address, bind
 from ..transport import GatewayProtocol
 
 
@@ -47,21 +47,8 @@ async def serve(
     app: ASGIApp, settings: Settings, listening: socket.socket, tls: TlsContext | None
 ) -> None:
     """Until it is cancelled; then what is under way is answered, for a second."""
-    proxies = settings.listen.forwarded
-    secure = tls is not None and is_secure(settings)
-    config = uvicorn.Config(
-        app if proxies is False else Forwarded(app, proxies),
-        http=GatewayProtocol,
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        lifespan="off",
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=1,
-        ssl_context_factory=(lambda config, make: tls.context) if tls and secure else None,
-    )
+    secured = tls if is_secure(settings) else None
+    config = edge(app, settings, secured, ws="none", lifespan="off", timeout_graceful_shutdown=1)
     config.load()
     GatewayProtocol.prepare(listening)
     server = _Server(config)
