@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from random import Random
 from typing import Any
 
@@ -13,7 +12,7 @@ import httpx
 import pytest
 from support.any_topic import serving
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for, running_gateway
+from support.gateways import Gateway, browsing, config_for, running_gateway
 from support.scrape import scraped
 from support.workers import running_workers
 
@@ -74,14 +73,6 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
 @pytest.fixture
 async def http(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
     async with browsing(gateway) as client:
-        yield client
-
-
-@asynccontextmanager
-async def browsing(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=gateway.base_url, trust_env=False, timeout=WITHIN
-    ) as client:
         yield client
 
 

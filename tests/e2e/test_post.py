@@ -6,14 +6,13 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 from support.any_topic import serving
 from support.brokers import embedded_kafka
-from support.gateways import Gateway, config_for, running_gateway
+from support.gateways import Gateway, browsing, config_for, running_gateway
 from support.workers import running_workers
 from websockets.asyncio.client import connect
 
@@ -72,14 +71,6 @@ def shop(kafka: EmbeddedKafka) -> Iterator[Gateway]:
     config = config_for(kafka.bootstrap, topics, ROUTES, guards=GUARDS, listen=CORS)
     with serving(config) as gateway:
         yield gateway
-
-
-@asynccontextmanager
-async def browsing(gateway: Gateway) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(
-        base_url=gateway.base_url, trust_env=False, timeout=WITHIN
-    ) as http:
-        yield http
 
 
 async def records(http: httpx.AsyncClient) -> list[dict[str, Any]]:

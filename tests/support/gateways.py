@@ -104,6 +104,11 @@ async def running_gateway(
             await gateway.kill()
 
 
+def browsing(gateway: Gateway, **options: Any) -> httpx.AsyncClient:
+    """An HTTP client of it, to be entered. options: further ones of httpx's."""
+    return httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60.0, **options)
+
+
 class Gateway:
     """One process at a time, always on the port that the first one got."""
 
