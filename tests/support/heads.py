@@ -1,4 +1,4 @@
-"""A proxy that keeps how each answer begins: what was agreed on, with clients that do not tell."""
+"""A proxy that keeps how requests and answers begin, of clients that do not tell."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from support.tcp_proxy import Link, TcpProxy
 
 
 class Heads(TcpProxy):
-    """heads: the first piece of each connection's answer."""
+    """asked, heads: the first piece of each connection's request, and of its answer."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.asked: list[bytes] = []
         self.heads: list[bytes] = []
 
+    async def requests(self, reader: asyncio.StreamReader, link: Link) -> AsyncIterator[bytes]:
+        async for piece in _keeping_first(super().requests(reader, link), self.asked):
+            yield piece
+
     async def responses(self, reader: asyncio.StreamReader, link: Link) -> AsyncIterator[bytes]:
-        first = True
-        async for piece in super().responses(reader, link):
-            if first:
-                self.heads.append(piece)
-            first = False
+        async for piece in _keeping_first(super().responses(reader, link), self.heads):
             yield piece
 
     @property
@@ -30,3 +31,12 @@ class Heads(TcpProxy):
         return bool(self.heads) and all(
             any(mark in head.lower() for mark in marks) for head in self.heads
         )
+
+
+async def _keeping_first(pieces: AsyncIterator[bytes], kept: list[bytes]) -> AsyncIterator[bytes]:
+    first = True
+    async for piece in pieces:
+        if first:
+            kept.append(piece)
+        first = False
+        yield piece
