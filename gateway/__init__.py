@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         AuthenticationFailed,
         BrokerUnavailable,
         ConfigError,
+        FormatError,
         GatewayError,
         GuardUnavailable,
         KafkaError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         LocalBrokerError,
         NotGranted,
         PartitionFailed,
+        RegistryUnavailable,
         RequestError,
         StreamEnded,
         TokenCorrupt,
@@ -47,9 +49,10 @@ _ROOMS = {
     "api.gateway": "Gateway Produced",
     "api.stream": "Stream",
     "config": "Settings load loads",
-    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable ConfigError GatewayError "
-    "GuardUnavailable KafkaError KeyReused LocalBrokerError NotGranted PartitionFailed "
-    "RequestError StreamEnded TokenCorrupt TokenError TokenForeign UnknownTopic",
+    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable ConfigError FormatError "
+    "GatewayError GuardUnavailable KafkaError KeyReused LocalBrokerError NotGranted "
+    "PartitionFailed RegistryUnavailable RequestError StreamEnded TokenCorrupt TokenError "
+    "TokenForeign UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app": "Application create_app",
@@ -68,6 +71,7 @@ __all__ = [
     "End",
     "Event",
     "Fault",
+    "FormatError",
     "Gap",
     "Gateway",
     "GatewayError",
@@ -83,6 +87,7 @@ __all__ = [
     "Produced",
     "Ready",
     "Record",
+    "RegistryUnavailable",
     "RequestError",
     "Settings",
     "Stream",

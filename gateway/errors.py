@@ -15,6 +15,8 @@
     |   +-- KeyReused           an idempotency key, for another record than at first
     |   +-- NotGranted          a guard does not let the client in; carries what it lacks
     |   +-- GuardUnavailable    nobody can say now whether it may come in
+    +-- FormatError             a value and its format, or its schema, do not go together
+    +-- RegistryUnavailable     schemas cannot be asked for now
     +-- StreamEnded             a stream of the Python API was cut short
     +-- LocalBrokerError        the local broker cannot be started
 
@@ -153,6 +155,26 @@ class GuardUnavailable(RequestError):
 
     def __init__(self, detail: str, *, retry_after: float) -> None:
         super().__init__(503, "Guard unavailable", detail, retry_after=retry_after)
+
+
+class FormatError(GatewayError):
+    """A value and its format or schema do not go together: the fault of who wrote it.
+
+    pointer: where in the value, as a JSON pointer (RFC 6901); empty where it is all of it, or
+             not about a value at all.
+    """
+
+    def __init__(self, message: str, *, pointer: str = "") -> None:
+        super().__init__(message)
+        self.pointer = pointer
+
+
+class RegistryUnavailable(GatewayError):
+    """The registry does not answer, or not as one; `retry_after` in seconds."""
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
 
 
 class StreamEnded(GatewayError):

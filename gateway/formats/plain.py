@@ -1,0 +1,67 @@
+"""Formats that need no schema: base64, JSON, text."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from binascii import Error as NotBase64
+from binascii import a2b_base64
+from typing import Any
+
+import orjson
+
+from ..errors import FormatError
+from .named import Format
+
+
+def plain_bytes(format: Format, value: Any) -> bytes:
+    """Of a JSON value that is not null. Raises FormatError."""
+    if format is Format.JSON:
+        try:
+            return orjson.dumps(value)
+        except orjson.JSONEncodeError as exc:
+            raise FormatError(f"the value cannot be written as JSON: {exc}") from None
+    if not isinstance(value, str):
+        kind = "base64 text" if format is Format.BINARY else "text"
+        raise FormatError(
+            f"format {format.name.lower()} takes {kind}, not {kind_of(value)}; "
+            "write a JSON string, or use format json"
+        )
+    return _unbase64(value) if format is Format.BINARY else _utf8(value)
+
+
+def plain_value(format: Format, data: bytes) -> Any:
+    """The JSON value of bytes. Raises FormatError."""
+    if format is Format.BINARY:
+        return b64encode(data).decode()
+    try:
+        return orjson.loads(data) if format is Format.JSON else data.decode()
+    except orjson.JSONDecodeError as exc:
+        raise FormatError(f"the bytes are not JSON: {exc}; read them as binary") from None
+    except UnicodeDecodeError as exc:
+        raise FormatError(f"the bytes are not UTF-8 text: {exc}; read them as binary") from None
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    kinds = {str: "a string", int: "a number", float: "a number", list: "an array"}
+    return kinds.get(type(value), "an object")
+
+
+def _unbase64(text: str) -> bytes:
+    try:
+        return a2b_base64(text, strict_mode=True) if text else b""
+    except (NotBase64, ValueError) as exc:
+        what = f"the value is not base64: {str(exc).lower()}"
+        raise FormatError(f"{what}; encode the bytes by RFC 4648 4, or use format string") from None
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        what = "the text holds half of a surrogate pair, which UTF-8 cannot carry"
+        raise FormatError(f"{what}; correct it") from None
