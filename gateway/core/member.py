@@ -144,7 +144,7 @@ class Membership(Protocol):
         """The work on what was `Revoking` is over; now the coordinator may hear of it."""
 
     def hurry(self, now: float) -> None:
-        """A commit was refused as stale, fenced or amid a rebalance: ask the coordinator at once."""
+        """A commit was refused as stale, fenced or amid a rebalance: ask soon."""
 
     def leave(self, now: float) -> Ask | None:
         """The last thing to send (None: nothing, as for a classic static member). LEFT after it."""
