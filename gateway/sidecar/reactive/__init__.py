@@ -1,0 +1,1 @@
+"""The reactive consumer: batches of a group's records are posted to a back end."""

@@ -1,0 +1,107 @@
+"""A dead letter: a record that could not be processed, as it lies in `<topic>.dlq`.
+
+Key, value and headers are those of the record, byte for byte, headers that repeat included;
+what became of it stands in headers behind them, so that whoever opens the letter has the record
+as it was, also where its own headers have the names of ours. The names of the first three are
+the peers'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.record import Record, TopicPartition
+
+SUFFIX = ".dlq"
+
+# The headers behind the record's own, in this order; all are UTF-8 text.
+ORIGIN_TOPIC = "X-Origin-Topic"  # the first: what stands before its last one is the record's
+ORIGIN_PARTITION = "X-Origin-Partition"
+ORIGIN_OFFSET = "X-Origin-Offset"
+ORIGIN_TIMESTAMP = "X-Origin-Timestamp"  # milliseconds, of the record
+GROUP = "X-Consumer-Group"  # who gave it up
+RETRIES = "X-Dead-Letter-Retries"  # how often it was taken out of the dead letters again
+CORRELATION = "X-Correlation-Id"
+TRACEABILITY = "X-Traceability-Id"  # left out where the record has none
+STACKTRACE = "StackTrace"
+
+LONGEST = 8192  # characters of a stack trace: it must not make the record too large for Kafka
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """origin, offset, timestamp, key, value, headers: of the record. stacktrace: why it is here.
+
+    timestamp in milliseconds. retries: how often it was tried after it had come here.
+    """
+
+    origin: TopicPartition
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    group: str
+    stacktrace: str
+    correlation_id: str = ""
+    traceability_id: str = ""
+    retries: int = 0
+
+    @property
+    def topic(self) -> str:
+        """Where dead letters of its topic are by default."""
+        return self.origin.topic + SUFFIX
+
+    def sealed(self) -> list[tuple[str, bytes | None]]:
+        """The headers that it lies in the dead letters with."""
+        said = [
+            (ORIGIN_TOPIC, self.origin.topic),
+            (ORIGIN_PARTITION, str(self.origin.partition)),
+            (ORIGIN_OFFSET, str(self.offset)),
+            (ORIGIN_TIMESTAMP, str(self.timestamp)),
+            (GROUP, self.group),
+            (RETRIES, str(self.retries)),
+            (CORRELATION, self.correlation_id),
+            *([(TRACEABILITY, self.traceability_id)] if self.traceability_id else []),
+            (STACKTRACE, shortened(self.stacktrace)),
+        ]
+        return [*self.headers, *((name, text.encode(errors="replace")) for name, text in said)]
+
+
+def opened(record: Record) -> Letter | None:
+    """The letter in a record of a dead letter topic; None where it is none of ours."""
+    names = [name for name, _ in record.headers]
+    if ORIGIN_TOPIC not in names:
+        return None
+    start = len(names) - 1 - names[::-1].index(ORIGIN_TOPIC)
+    said = {name: (text or b"").decode(errors="replace") for name, text in record.headers[start:]}
+    try:
+        origin = TopicPartition(said[ORIGIN_TOPIC], int(said[ORIGIN_PARTITION]))
+        offset, timestamp = int(said[ORIGIN_OFFSET]), int(said[ORIGIN_TIMESTAMP])
+        retries = int(said.get(RETRIES, "0"))
+    except (KeyError, ValueError):
+        return None
+    return Letter(
+        origin,
+        offset,
+        timestamp,
+        record.key,
+        record.value,
+        tuple(record.headers[:start]),
+        said.get(GROUP, ""),
+        said.get(STACKTRACE, ""),
+        said.get(CORRELATION, ""),
+        said.get(TRACEABILITY, ""),
+        retries,
+    )
+
+
+def shortened(trace: str) -> str:
+    """Its head and its end: a cause stands in the first line or in the last."""
+    if len(trace) <= LONGEST:
+        return trace
+    half = LONGEST // 2 - 2
+    return f"{trace[:half]}\n..\n{trace[-half:]}"
