@@ -92,6 +92,14 @@ class Writer:
         self.data += uvarint(len(raw) + 1) if self.flexible else _I16.pack(len(raw))
         self.data += raw
 
+    def octets(self, value: bytes | None) -> None:
+        """A field of bytes; None is null, which is not the same as none."""
+        if value is None:
+            self.data += b"\0" if self.flexible else _I32.pack(-1)
+            return
+        self.data += uvarint(len(value) + 1) if self.flexible else _I32.pack(len(value))
+        self.data += value
+
     def tags(self) -> None:
         """No tagged fields."""
         if self.flexible:
@@ -133,6 +141,10 @@ class Reader:
     def string(self) -> str | None:
         length = self._compact() if self.flexible else self.i16()
         return None if length < 0 else self._take(length).decode()
+
+    def octets(self) -> bytes | None:
+        length = self._compact() if self.flexible else self.i32()
+        return None if length < 0 else self._take(length)
 
     def ints(self) -> tuple[int, ...]:
         """An array of int32."""

@@ -61,7 +61,15 @@ def test_null_arrays_are_empty(flexible):
     assert Reader(b"\0" if flexible else b"\xff" * 4, 0, flexible).array() == 0
 
 
-@pytest.mark.parametrize("field", ["string", "uuid", "ints"])
+@pytest.mark.parametrize("flexible", [False, True])
+@pytest.mark.parametrize("value", [None, b"", b"bytes"])
+def test_bytes_that_are_none_and_no_bytes_stay_apart(value: bytes | None, flexible):
+    out = Writer(flexible)
+    out.octets(value)
+    assert Reader(bytes(out.data), 0, flexible).octets() == value
+
+
+@pytest.mark.parametrize("field", ["string", "uuid", "ints", "octets"])
 @pytest.mark.parametrize("flexible", [False, True])
 def test_a_field_longer_than_its_message_is_refused(field: str, flexible):
     with pytest.raises(ValueError, match="longer"):
