@@ -20,6 +20,7 @@ from . import fetch as fetching
 from . import offsets, security
 from .config_messages import DescribeConfigsRequest
 from .connections import Connections, Role
+from .coordinators import Coordinators
 from .fetch_messages import Fetched, Want
 from .messages import TopicAnswer
 from .metadata import Metadata
@@ -94,6 +95,7 @@ class Cluster:
             max_age=settings.metadata_max_age,
             hedge=settings.metadata_hedge,
         )
+        self.coordinators = Coordinators(self)
 
     async def __aenter__(self) -> Cluster:
         await self.start()
@@ -112,6 +114,7 @@ class Cluster:
 
     async def close(self) -> None:
         self._closed = True
+        await self.coordinators.close()
         await self.metadata.close()
         await self.connections.close()
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from time import perf_counter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+SPARE_IDLE = 30.0  # seconds after which a spare connection is closed
 AGAIN = 0.5  # seconds without TCP's answer after which it is tried once more beside that
 _FOREVER_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
@@ -42,9 +44,11 @@ class Role(StrEnum):
     CONTROL = "control"
     CATCHUP = "catchup"
     PRODUCE = "produce"
+    GROUP = "group"  # heartbeats and commits of all members whose coordinator it is
+    SPARE = "spare"  # one of several, lent for a request that the broker may hold back
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Link:
     """One open connection."""
 
@@ -73,6 +77,8 @@ class _Node:
     failure: KafkaError | None = None
     links: dict[Role, Link] = field(default_factory=dict)
     connecting: dict[Role, asyncio.Task[Link]] = field(default_factory=dict)
+    spares: list[Link] = field(default_factory=list)
+    lent: set[Link] = field(default_factory=set)
 
 
 def _new_backoff() -> Backoff:
@@ -182,6 +188,38 @@ class Connections:
                 f"{self._name(node)} moved or the gateway is closing", node=_public(node)
             ) from None
 
+    @asynccontextmanager
+    async def spare(self, node: int) -> AsyncIterator[Link]:
+        """A link that is nobody else's in the block: for requests that the broker holds back.
+
+        Kept for the next one after it, closed where the block failed: an answer is still to come.
+        Raises as `connect` does.
+        """
+        known = self._known(node)
+        link = await self._lend(node, known)
+        try:
+            yield link
+        except BaseException:
+            known.lent.discard(link)
+            link.conn.close()
+            raise
+        known.lent.discard(link)
+        if self._nodes.get(node) is known and not self._closed and link.open:
+            known.spares.append(link)
+        else:
+            link.conn.close()
+
+    async def _lend(self, node: int, known: _Node) -> Link:
+        while known.spares:
+            link = known.spares.pop()  # the last one: the others become idle, and are closed
+            if link.open:
+                break
+        else:
+            self._gate(node, known)
+            link = await self._open(node, Role.SPARE, known)
+        known.lent.add(link)
+        return link
+
     async def close(self) -> None:
         """Close everything; later calls raise BrokerUnavailable."""
         self._closed = True
@@ -215,7 +253,9 @@ class Connections:
     async def _open(self, node: int, role: Role, known: _Node) -> Link:
         started = asyncio.get_running_loop().time()
         try:
-            conn = await _within(self.request_timeout, lambda: self._connected(*known.address))
+            conn = await _within(
+                self.request_timeout, lambda: self._connected(*known.address, self._idle_of(role))
+            )
         except (*BROKEN, KafkaError) as exc:
             self.asked.refused[cause_of(exc)] += 1
             raise self._failed(node, exc, started) from exc
@@ -223,18 +263,22 @@ class Connections:
         if self._closed or self._nodes.get(node) is not known:
             conn.close()
             raise BrokerUnavailable(f"broker {node} moved", node=_public(node))
-        known.links[role] = link
+        if role is not Role.SPARE:
+            known.links[role] = link
         self.asked.connects[role] += 1
         return link
 
-    async def _connected(self, host: str, port: int) -> Connection:
+    def _idle_of(self, role: Role) -> float:
+        return min(self._idle, SPARE_IDLE) if role is Role.SPARE else self._idle
+
+    async def _connected(self, host: str, port: int, idle: float) -> Connection:
         """Whichever attempt is through first. TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298
         2.1, 5.5): a broker that is back after 4 s would be found after 7."""
         attempts: dict[asyncio.Task[object], Connection] = {}
         try:
             while True:
                 if not any(conn.connected() for conn in attempts.values()):
-                    conn = self._connection(host, port)
+                    conn = self._connection(host, port, idle)
                     attempts[asyncio.create_task(conn.connect())] = conn
                 done, _ = await asyncio.wait(
                     attempts, timeout=AGAIN, return_when=asyncio.FIRST_COMPLETED
@@ -248,13 +292,13 @@ class Connections:
                 conn.close()
             await asyncio.gather(*attempts, return_exceptions=True)
 
-    def _connection(self, host: str, port: int) -> Connection:
+    def _connection(self, host: str, port: int, idle: float) -> Connection:
         return Connection(
             host,
             port,
             client_id=self._client_id,
             request_timeout_ms=_FOREVER_MS,
-            max_idle_ms=int(self._idle * 1000),
+            max_idle_ms=int(idle * 1000),
             **self._credentials(),
         )
 
@@ -303,11 +347,12 @@ class Connections:
         for attempt in known.connecting.values():
             attempt.cancel()
             ending.append(attempt)
-        for link in known.links.values():
+        for link in (*known.links.values(), *known.spares, *known.lent):
             closed = link.conn.close()
             if closed is not None:
                 ending.append(closed)
         known.links.clear()
+        known.spares.clear()
         return ending
 
 

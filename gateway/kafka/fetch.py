@@ -27,7 +27,7 @@ from .fetch_messages import FetchAnswer, Fetched, FetchRequest, Want
 from .offsets import READ_COMMITTED
 from .sessions import SESSION_ERRORS, FetchSession
 
-__all__ = ["FetchSession", "Fetched", "Want", "fetch"]
+__all__ = ["FetchSession", "Fetched", "Want", "fetch", "fetch_on"]
 
 
 async def fetch(
@@ -51,8 +51,32 @@ async def fetch(
     A broker that refuses the whole request gives each partition its code. Raises
     BrokerUnavailable, AuthenticationFailed.
     """
-    session = wants if isinstance(wants, FetchSession) else FetchSession.forgetful(wants)
     link = await connections.connect(node, role)
+    return await fetch_on(
+        connections,
+        link,
+        wants,
+        max_wait=max_wait,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation=isolation,
+        rack=rack,
+    )
+
+
+async def fetch_on(
+    connections: Connections,
+    link: Link,
+    wants: Mapping[TopicPartition, Want] | FetchSession,
+    *,
+    max_wait: float,
+    min_bytes: int,
+    max_bytes: int,
+    isolation: int,
+    rack: str,
+) -> dict[TopicPartition, Fetched]:
+    """As `fetch`, on a link already there."""
+    session = wants if isinstance(wants, FetchSession) else FetchSession.forgetful(wants)
     wait = int(max_wait * 1000)
     for _ in range(2):
         request = FetchRequest({}, wait, min_bytes, max_bytes, isolation, rack, by_id=session.by_id)

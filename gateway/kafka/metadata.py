@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -67,6 +68,8 @@ class Metadata:
         self.names = TopicNames(self._brokers)
         self._max_age = max_age
         self._watched: set[str] = set()
+        self._wanted: set[str] = set()  # by `watch`
+        self._kept: Counter[str] = Counter()  # by `keep`
         self._topics: dict[str, _Topic] = {}
         self._listeners: list[Listener] = []
         self._round: asyncio.Task[None] | None = None
@@ -119,6 +122,25 @@ class Metadata:
         described: what `describe` has just said of it. It is known at once then: the next refresh
         may be 250 ms away, when topics are opened one after the other.
         """
+        self._wanted.add(topic)
+        self._begin(topic, described)
+
+    def unwatch(self, topic: str) -> None:
+        self._wanted.discard(topic)
+        self._end(topic)
+
+    def keep(self, topic: str) -> None:
+        """As `watch`, by one of many who come and go: until each has called `let_go`."""
+        self._kept[topic] += 1
+        self._begin(topic, None)
+
+    def let_go(self, topic: str) -> None:
+        self._kept[topic] -= 1
+        if not self._kept[topic]:
+            del self._kept[topic]
+            self._end(topic)
+
+    def _begin(self, topic: str, described: TopicAnswer | None) -> None:
         if topic in self._watched:
             return
         self._watched.add(topic)
@@ -126,9 +148,10 @@ class Metadata:
         if described is not None:
             self._merge(described, node=-1)
 
-    def unwatch(self, topic: str) -> None:
-        self._watched.discard(topic)
-        self._topics.pop(topic, None)
+    def _end(self, topic: str) -> None:
+        if topic not in self._wanted and topic not in self._kept:
+            self._watched.discard(topic)
+            self._topics.pop(topic, None)
 
     def hint(self, tp: TopicPartition, leader: int, leader_epoch: int) -> None:
         """Believe a newer leader that a broker told on the way (KIP-951)."""
