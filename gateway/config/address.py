@@ -91,6 +91,23 @@ def _numbered(servers: Sequence[object]) -> Iterator[str]:
             raise refusal(Problem((index,), error.message())) from None
 
 
+def _urls(value: object) -> tuple[str, ...]:
+    """One, or a list; one variable may hold several, with commas."""
+    if isinstance(value, Substituted):
+        return tuple(
+            url(Substituted.of(value.source, (each.strip(),))) for each in value.split(",")
+        )
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        return (url(value),)
+    found = []
+    for index, each in enumerate(value):
+        try:
+            found.append(url(each))
+        except PydanticCustomError as error:
+            raise refusal(Problem((index,), error.message())) from None
+    return tuple(found)
+
+
 def _proxies(value: object) -> bool | tuple[str, ...]:
     """`true`, `false`, or addresses and networks; one variable may hold several, with commas."""
     if isinstance(value, bool):
@@ -122,6 +139,13 @@ Host: TypeAlias = Annotated[
 ]
 Url: TypeAlias = Annotated[
     str, BeforeValidator(url), WithJsonSchema({"type": "string", "pattern": "^https?://"})
+]
+_URL = {"type": "string", "pattern": "^https?://"}
+Urls: TypeAlias = Annotated[
+    tuple[str, ...],
+    PlainValidator(_urls),
+    PlainSerializer(lambda value: value[0] if len(value) == 1 else list(value)),
+    WithJsonSchema({"anyOf": [_URL, {"type": "array", "minItems": 1, "items": _URL}]}),
 ]
 Origin: TypeAlias = Annotated[
     str,

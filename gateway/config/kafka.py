@@ -37,6 +37,8 @@ ModelName = Literal[
     "avro", "protobuf", "jsonschema",
 ]  # fmt: skip
 WITH_CATALOG = frozenset({"avro", "protobuf", "jsonschema"})
+UNCHECKED = frozenset({"string", "json", "bytes"})
+"""What is passed on as it is."""
 
 
 def _of_message(template: Template) -> Template:
@@ -86,6 +88,16 @@ class Model(Section):
     catalog: Text | None = Field(
         default=None, description="A catalog of `catalogs`. For avro, protobuf and jsonschema."
     )
+    on_invalid: Literal["error", "skip", "raw"] = Field(
+        default="error",
+        description="What is shown for bytes that are none of the model: an error event, nothing, "
+        "or the bytes. For topics of many writers.",
+    )
+
+    @property
+    def decodes(self) -> bool:
+        """Are bytes something else than what is shown?"""
+        return self.model not in UNCHECKED
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
@@ -95,6 +107,9 @@ class Model(Section):
             yield Problem(("model",), what)
         if "catalog" in raw and isinstance(model, str) and model not in WITH_CATALOG:
             yield Problem(("catalog",), f"model {model} has no schema; remove catalog", key=True)
+        if raw.get("onInvalid", "error") != "error" and raw.get("model", "bytes") in UNCHECKED:
+            what = f"model {raw.get('model', 'bytes')} is passed on as it is; remove onInvalid"
+            yield Problem(("onInvalid",), what, key=True)
 
 
 class Transform(Section):
@@ -154,8 +169,14 @@ class Topic(Section):
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if raw.get("partitioner") is None:
+            return
+        key = raw.get("key")
+        if isinstance(key, Mapping) and key.get("model", "bytes") not in UNCHECKED:
+            what = "partitions hold keys as they are written, not as they are shown; remove one"
+            yield Problem(("partitioner",), what)
         transforms = raw.get("transforms")
-        if raw.get("partitioner") is None or not isinstance(transforms, list | tuple):
+        if not isinstance(transforms, list | tuple):
             return
         if any(isinstance(each, Mapping) and "extract-key" in each for each in transforms):
             what = "partitions hold the keys of producers, not those of extract-key; remove one"

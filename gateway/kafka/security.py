@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
 
+from gateway.config.trust import client_context
 from gateway.errors import AuthenticationFailed
 
 from .tokens import FileToken, FixedToken, IssuedToken
@@ -70,23 +71,13 @@ class _Context:
         try:
             stamps = [Path(file).stat().st_mtime_ns for file in files]
             if self._made is None or stamps != self._stamps:
-                self._made, self._stamps = _context(self._tls), stamps
+                self._made, self._stamps = client_context(self._tls), stamps
             return self._made
         except (OSError, ValueError) as exc:  # ssl.SSLError is an OSError
             names = ", ".join(str(file) for file in files)
             raise AuthenticationFailed(
                 f"TLS cannot be set up from {names}: {exc}; correct kafka.security.tls"
             ) from exc
-
-
-def _context(tls: Tls) -> ssl.SSLContext:
-    made = ssl.create_default_context(cafile=str(tls.ca) if tls.ca else None)
-    if not tls.verify:
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_NONE
-    if tls.certificate and tls.key:
-        made.load_cert_chain(tls.certificate, tls.key, _secret(tls.key_password))
-    return made
 
 
 def _sasl(sasl: Sasl) -> dict[str, Any]:

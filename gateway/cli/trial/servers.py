@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from gateway.config import Http, Jwt, SchemaRegistry, Settings
+from gateway.config.trust import client_context
 from gateway.web.access.elsewhere import Away, Reply
 from gateway.web.access.jwks import LARGEST, KeySet
 
@@ -89,23 +90,28 @@ async def application(name: str, guard: Http, steps: Steps) -> Finding:
     return fails(subject, f"{url} answers {status}; 200, 401 and 403 are understood; correct url")
 
 
-async def registry(name: str, catalog: SchemaRegistry, steps: Steps) -> Finding:
-    subject, url = f"catalog {name}", f"{catalog.url.rstrip('/')}/subjects"
+async def registry(name: str, catalog: SchemaRegistry, base: str, steps: Steps) -> Finding:
+    subject, url = f"catalog {name}", f"{base.rstrip('/')}/subjects"
     headers = {}
     if catalog.password is not None:
         pair = f"{catalog.username}:{catalog.password.get_secret_value()}".encode()
         headers["authorization"] = f"Basic {base64.b64encode(pair).decode()}"
-    with steps.step(f"{subject} at {catalog.url}"):
+    elif catalog.token is not None:
+        headers["authorization"] = f"Bearer {catalog.token.get_secret_value()}"
+    with steps.step(f"{subject} at {base}"):
         try:
-            status = (await ask("GET", url, headers)).status
-        except Away as exc:
-            return fails(subject, f"the registry at {catalog.url} cannot be asked: {exc}")
+            verify = True if catalog.tls is None else client_context(catalog.tls)
+            client = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(verify=verify))
+            status = (await ask("GET", url, headers, client=client)).status
+        except (Away, OSError, ValueError) as exc:
+            return fails(subject, f"the registry at {base} cannot be asked: {exc}")
     if status in (401, 403):
         which = "its username or password" if headers else "who has no username and password"
-        return fails(subject, f"{catalog.url} refuses {which} ({status})")
+        which = "its token" if catalog.token is not None else which
+        return fails(subject, f"{base} refuses {which} ({status})")
     if status != 200:
         return fails(subject, f"{url} answers {status}; correct url")
-    return ok(subject, f"{catalog.url} lists its schemas")
+    return ok(subject, f"{base} lists its schemas")
 
 
 def endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
@@ -141,7 +147,8 @@ async def back_end(signal: str, url: str, settings: Settings, steps: Steps) -> F
 def tries(settings: Settings, steps: Steps) -> Iterator[Coroutine[Any, Any, Finding]]:
     """What is to be awaited, each for a finding."""
     for name, catalog in settings.catalogs.items():
-        yield registry(name, catalog, steps)
+        for url in catalog.url:
+            yield registry(name, catalog, url, steps)
     for name, guard in settings.guards.items():
         if isinstance(guard, Jwt) and isinstance(guard.keys, str):
             yield keys(name, guard, guard.keys, steps)
