@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import uuid
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 ROWS_FAULT = frozenset({400, 409, 413, 422})
 
-Post = Callable[[bytes], Awaitable[httpx.Response]]
+Post = Callable[[bytes, str], Awaitable[httpx.Response]]
 
 
 class Batches:
@@ -85,7 +86,8 @@ class Batches:
 class Delivery:
     """See the module.
 
-    post: a body to the back end; raises httpx.HTTPError. retries: of a batch that is refused.
+    post: a body to the back end, with the id that it has at every attempt; raises httpx.HTTPError.
+    retries: of a batch that is refused.
     outcomes: rows by what became of them (`delivered`, `dropped`). away: why the back end cannot
     be had now, None while it can.
     """
@@ -120,9 +122,9 @@ class Delivery:
     async def _until_answered(self, rows: Sequence[bytes]) -> str | None:
         """None once the back end has them, else why it does not want them."""
         backoff = Backoff(self._max, random.random, self._initial)
-        body, refused = b"[" + b",".join(rows) + b"]", 0
+        body, id, refused = b"[" + b",".join(rows) + b"]", str(uuid.uuid4()), 0
         while True:
-            status, why, least = await self._answered(body)
+            status, why, least = await self._answered(body, id)
             if 200 <= status < 300:
                 self._back()
                 return None
@@ -135,10 +137,10 @@ class Delivery:
                 self._gone(why)
             await asyncio.sleep(max(least, backoff.delay(Cause.CONNECTION)))
 
-    async def _answered(self, body: bytes) -> tuple[int, str, float]:
+    async def _answered(self, body: bytes, id: str) -> tuple[int, str, float]:
         """Its status (0: none), why it is no good, and after which time it wants to be asked."""
         try:
-            response = await self._post(body)
+            response = await self._post(body, id)
         except httpx.HTTPError as error:
             return 0, str(error) or type(error).__name__, 0.0
         after = response.headers.get("retry-after", "")

@@ -249,6 +249,30 @@ REPLIES = _counter(
     "topic", "outcome",
 )  # fmt: skip
 
+# the sidecar
+
+KSQLDB_RUNNING = _gauge(
+    "gateway_ksqldb_query_running", "1 while the configured query brings rows, else 0.",
+    "query",
+)  # fmt: skip
+KSQLDB_BEGUN = _counter(
+    "gateway_ksqldb_query_begun",
+    "How often the query was begun: each time but the first, rows may be missing or come again.",
+    "query",
+)  # fmt: skip
+KSQLDB_ROWS = _counter(
+    "gateway_ksqldb_rows",
+    "Rows for the back end, by what became of them: delivered, dropped (it refused them).",
+    "query", "outcome",
+)  # fmt: skip
+AUDITED = _counter(
+    "gateway_audit_records",
+    "Audit records, by what became of them: written, dropped (too many were waiting), failed "
+    "(refused by Kafka or the file).",
+    "outcome",
+)  # fmt: skip
+ASSAULTS = _counter("gateway_chaos_assaults", "Requests that the chaos monkey met.", "assault")
+
 # the process
 
 LOOP_LAG = _seconds(

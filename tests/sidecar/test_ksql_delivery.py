@@ -16,11 +16,13 @@ class BackEnd:
 
     def __init__(self, *answers: int | Exception) -> None:
         self.batches: list[list[int]] = []
+        self.ids: set[str] = set()
         self.answers = list(answers)
         self.refuses: Callable[[list[int]], int] = lambda rows: 200
 
-    async def __call__(self, body: bytes) -> httpx.Response:
+    async def __call__(self, body: bytes, id: str) -> httpx.Response:
         rows = json.loads(body)
+        self.ids.add(id)
         self.batches.append(rows)
         answer = self.answers.pop(0) if self.answers else self.refuses(rows)
         if isinstance(answer, Exception):
@@ -75,6 +77,7 @@ async def test_a_back_end_that_is_away_gets_the_same_batch_until_it_has_it(gone)
     assert back_end.batches == [[0, 1, 2]] * 21
     assert delivery.outcomes == {"delivered": 3}
     assert delivery.away is None
+    assert len(back_end.ids) == 1
 
 
 async def test_a_row_that_is_refused_is_found_and_the_others_are_delivered_in_order():
