@@ -297,6 +297,14 @@ def test_a_lost_partition_is_not_waited_for():
     assert offsets(made.next(0.0)) == [0]
 
 
+def test_what_waited_of_a_lost_partition_takes_no_room():
+    made = lane(run_of(A, 100, 1), bytes=1000)
+    assert made.full
+    made.drop([A])
+    made.put([record(B, 0, b"x" * 900)])
+    assert not made.full and made.waiting == 1
+
+
 # whatever happens
 
 SEVERAL = [A, B, TopicPartition("pay", 0)]
