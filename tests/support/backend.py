@@ -60,16 +60,21 @@ class Backend:
 
         told = self._directory / "port"
         told.unlink(missing_ok=True)
+        process = self._spawn()
+        await until(lambda: told.exists() or process.poll() is not None, "the back end", 60)
+        assert process.poll() is None, (self._directory / "log").read_text()
+        self.port = int(told.read_text())
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
         with (self._directory / "log").open("ab") as log:
-            self._process = process = subprocess.Popen(
-                [sys.executable, __file__, str(self._directory), str(self.port)],
+            self._process = subprocess.Popen(
+                # -P: its neighbour operator.py is not Python's.
+                [sys.executable, "-P", __file__, str(self._directory), str(self.port)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
-        await until(lambda: told.exists() or process.poll() is not None, "the back end", 60)
-        assert process.poll() is None, (self._directory / "log").read_text()
-        self.port = int(told.read_text())
+        return self._process
 
     def kill(self) -> None:
         """SIGKILL."""
@@ -191,19 +196,11 @@ def _serve(directory: Path, port: int) -> None:
             Route("/health", worker.health),
         ]
     )
-    bound = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
-
-    async def serve() -> None:
-        running = asyncio.create_task(server.serve(sockets=[bound]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        new = directory / "port.new"
-        new.write_text(str(bound.getsockname()[1]))
-        new.replace(directory / "port")
-        await running
-
-    asyncio.run(serve())
+    bound = socket.create_server(("127.0.0.1", port))  # who connects from now on is served soon
+    new = directory / "port.new"
+    new.write_text(str(bound.getsockname()[1]))
+    new.replace(directory / "port")
+    uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off")).run(sockets=[bound])
 
 
 if __name__ == "__main__":
