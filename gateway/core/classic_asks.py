@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from .assignor import Assignment, Claim
-from .member import Ask
+from .member import Ask, Identity
 from .record import TopicPartition
 
 ASSIGNOR = "cooperative-sticky"  # the name by which Java and librdkafka know it
@@ -39,9 +39,7 @@ class Code(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberAsk(Ask):
-    member_id: str
-    generation: int
-    instance_id: str | None = None
+    identity: Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +101,8 @@ class LeaveAnswer(NamedTuple):
     error: int
 
 
-def why(error: int) -> str:
-    """An error that ends a membership, in words."""
-    return _WHY.get(error, f"the coordinator refused the member with error {error}")
-
-
-_WHY: Mapping[int, str] = {
+# What ends a membership, in words.
+FATAL: Mapping[int, str] = {
     Code.INCONSISTENT_GROUP_PROTOCOL: (
         f"the group's other members do not know the assignor {ASSIGNOR}; give them it as well, "
         "or take another group"

@@ -49,8 +49,8 @@ class JoinRequest(Request[JoinAnswer]):
         out.string(ask.group)
         out.i32(int(ask.session_timeout * 1000))
         out.i32(int(ask.rebalance_timeout * 1000))
-        out.string(ask.member_id)
-        out.string(ask.instance_id)
+        out.string(ask.identity.member_id)
+        out.string(ask.identity.instance_id)
         out.string(CONSUMER)
         out.array(1)
         out.string(ASSIGNOR)
@@ -153,9 +153,9 @@ class LeaveRequest(Request[LeaveAnswer]):
         out.string(ask.group)
         if version >= 3:
             out.array(1)
-        out.string(ask.member_id)
+        out.string(ask.identity.member_id)
         if version >= 3:
-            out.string(ask.instance_id)
+            out.string(ask.identity.instance_id)
         if version >= 5:
             out.string(ask.reason or None)
         if version >= 3:
@@ -177,9 +177,9 @@ class LeaveRequest(Request[LeaveAnswer]):
 
 def _member(out: Writer, ask: MemberAsk) -> None:
     out.string(ask.group)
-    out.i32(ask.generation)
-    out.string(ask.member_id)
-    out.string(ask.instance_id)
+    out.i32(ask.identity.epoch)
+    out.string(ask.identity.member_id)
+    out.string(ask.identity.instance_id)
 
 
 REQUESTS: Mapping[type[Ask], type[Request[Any]]] = {
