@@ -9,7 +9,7 @@ import typer
 
 from gateway import __version__
 
-from . import broker, check, demo, produce, reload, run, tail
+from . import broker, check, demo, produce, reload, run, sidecar, tail
 from .commands import CONFIG, FAILURE, INTERRUPTED, Commands
 
 __all__ = ["CONFIG", "FAILURE", "INTERRUPTED", "app", "main"]
@@ -32,6 +32,7 @@ for command in (
     produce.produce,
     tail.tail,
     broker.broker,
+    sidecar.sidecar,
 ):
     app.command()(command)
 

@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from gateway.config import Settings
 
-ROOMS = ("kafka", "hub", "web")
+ROOMS = ("kafka", "hub", "web", "sidecar")
 
 File = Annotated[
     Path, typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help="YAML.")
@@ -50,6 +50,8 @@ def run(
     from gateway.config import load
     from gateway.web.server import serve
 
+    from . import beside
+
     for room in debug or ():
         if room not in ROOMS:
             raise typer.BadParameter(
@@ -64,7 +66,7 @@ def run(
         return settings.model_copy(update={"listen": listen})
 
     with _written(pid_file):
-        status = serve(loaded(), debug=set(debug or ()), load=loaded)
+        status = serve(loaded(), debug=set(debug or ()), load=loaded, beside=beside.sidecar)
     if status:
         raise typer.Exit(status)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import clusters
+from . import beside, clusters
 from .clusters import matches, sections, topics_for
 from .expression import nearest
 from .guarded import admin, claim, guarded, guards, masked, secret_query
@@ -39,6 +39,7 @@ def crosscheck(raw: Mapping[str, Any]) -> Iterator[Problem]:
             yield problem._replace(way=(*way, *problem.way))
     yield from guards(raw)
     yield from admin(raw)
+    yield from beside.sidecar(raw)
     yield from _paths(raw)
     for index, route in enumerate(_list(raw.get("routes"))):
         for problem in _route(raw, _map(route), topics):
@@ -97,6 +98,8 @@ def _paths(raw: Mapping[str, Any]) -> Iterator[Problem]:
     for way, method, text, pattern in _whens(raw):
         if text in own:
             yield Problem(way, f"path '{text}' is the gateway's own; use another")
+        elif beside.takes(raw, text):
+            yield Problem(way, f"path '{text}' is the sidecar's own; use another")
         for index, other, earlier in before.setdefault(method, []):
             if earlier.shape == pattern.shape:
                 what = f"path '{text}' is taken by routes[{index}] ('{other}'); remove one"

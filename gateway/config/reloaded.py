@@ -41,6 +41,7 @@ def reloaded(running: Settings, written: Settings) -> Reloaded:
     parts: Mapping[str, Any] = {
         "name": _kept(running.name, written.name, "name", kept),
         "admin": _admin(running.admin, written.admin, kept),
+        "sidecar": _kept(running.sidecar, written.sidecar, "sidecar", kept),
         "listen": _taken(running.listen, written.listen, LISTEN, "listen.", kept),
         "kafka": _clusters(running, written, kept),
         "telemetry": _taken(

@@ -17,6 +17,7 @@ from .kafka import Clusters, Kafka
 from .listen import Listen
 from .route import Route
 from .section import Problem, Section
+from .sidecar import Sidecar
 from .telemetry import Telemetry
 from .units import show_size
 from .warning import warnings
@@ -47,6 +48,10 @@ class Settings(Section):
     admin: Admin | None = Field(
         default=None,
         description="A port where streams are listed and ended; none by default. For operators.",
+    )
+    sidecar: Sidecar | None = Field(
+        default=None,
+        description="Kafka over HTTP, for programs; none by default. For back ends or bridges.",
     )
     memory: Annotated[Size, within(1024**2, 1024**5, show_size)] = Field(
         default=1024**3,

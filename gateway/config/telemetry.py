@@ -46,7 +46,8 @@ Share: TypeAlias = Annotated[
 ]
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Room: TypeAlias = Literal[
-    "kafka", "hub", "web", "api", "telemetry", "aiokafka", "uvicorn", "opentelemetry"
+    "kafka", "hub", "web", "api", "sidecar", "formats", "telemetry",
+    "aiokafka", "uvicorn", "opentelemetry",
 ]  # fmt: skip
 
 

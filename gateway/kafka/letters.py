@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -16,6 +17,8 @@ DENIED = frozenset({29, 31})
 OVERHEAD = 64  # bytes of a record beside its content, about
 
 Headers = Sequence[tuple[str, bytes | None]]
+Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
+CODECS: Mapping[Compression, int] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
 @dataclass(slots=True, eq=False)
@@ -42,12 +45,12 @@ def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     return size
 
 
-def encoded(outbox: Outbox[Letter], letters: Iterable[Letter]) -> bytes:
+def encoded(outbox: Outbox[Letter], letters: Iterable[Letter], codec: int = 0) -> bytes:
     """As one batch; the same letters under the same producer id give the same bytes."""
     assert outbox.producer is not None
     builder = DefaultRecordBatchBuilder(
         magic=2,
-        compression_type=0,
+        compression_type=codec,
         is_transactional=0,
         producer_id=outbox.producer.id,
         producer_epoch=outbox.producer.epoch,

@@ -27,7 +27,17 @@ from gateway.telemetry.tallies import Writes
 
 from .cluster import Cluster
 from .connections import Link, Role
-from .letters import DENIED, Headers, Letter, doubt, encoded, refusal, size_of
+from .letters import (
+    CODECS,
+    DENIED,
+    Compression,
+    Headers,
+    Letter,
+    doubt,
+    encoded,
+    refusal,
+    size_of,
+)
 from .offsets import LEADER_NOT_AVAILABLE, UNKNOWN, code_of
 from .produce_messages import Appended, InitProducerIdRequest, ProduceRequest
 
@@ -56,10 +66,13 @@ class Producer:
     The topics must be watched (`Cluster.metadata`): a leader is not looked for otherwise.
     """
 
-    def __init__(self, cluster: Cluster, *, most: int = MOST) -> None:
+    def __init__(
+        self, cluster: Cluster, *, most: int = MOST, compression: Compression = "none"
+    ) -> None:
         self.writes = Writes()
         self._cluster = cluster
         self._most = most
+        self._codec = CODECS[compression]
         self._bytes = 0
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._nodes: set[int] = set()  # with a request under way
@@ -224,7 +237,7 @@ class Producer:
             return
         timeout = self._cluster.settings.request_timeout
         request = ProduceRequest(
-            {each.tp: encoded(each.outbox, letters) for each, letters in cut},
+            {each.tp: encoded(each.outbox, letters, self._codec) for each, letters in cut},
             timeout=int(timeout * REPLICAS * 1000),
         )
         try:

@@ -29,10 +29,12 @@ from starlette.staticfiles import StaticFiles
 
 from ..api.gateway import Gateway
 from ..config import Settings
+from ..errors import ConfigError
 from . import assets, discovery, health
 from .access import Access, anyone
 from .access.guards import Guards
 from .admin.app import Admin
+from .beside import Beside, Neighbour
 from .bus import Bus
 from .caution import NOSNIFF, PAGE
 from .ending import drain_with_the_server
@@ -64,6 +66,7 @@ class Application(Starlette):
         self.gateway = gateway
         self.state.hubs = gateway.hubs
         self.turns: Turns | None = None
+        self.neighbour: Neighbour | None = None
         self.reload: Reload
         self.admin: Admin
         self._startup: list[Startup] = [*startup, partial(drain_with_the_server, gateway.hubs)]
@@ -99,6 +102,7 @@ def create_app(
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
     bus: Bus | None = None,
+    beside: Beside | None = None,
 ) -> Application:
     """The gateway as an ASGI application; its lifespan connects to Kafka and closes again.
 
@@ -109,9 +113,13 @@ def create_app(
              none that stand within it.
     startup: run beside it until it closes.
     bus:     to the other processes of this gateway, where it is one of several.
+    beside:  makes another application that is served on the same port.
     Raises ConfigError for settings that this version cannot serve.
     """
     refuse_unserved(settings)
+    if settings.sidecar is not None and beside is None:
+        what = "sidecar: is not part of a mounted gateway; use `gateway run`, or pass `beside`"
+        raise ConfigError([what])
     gateway, bus = Gateway(settings), bus or Bus()
     files = dict(pages or {})
     home = files.pop("/", None)
@@ -135,12 +143,16 @@ def create_app(
     streams = Routes(gateway.hubs, settings, guards, limits)
     renewals = Renewals(streams, bus)
     traced = [Middleware(Traced, gateway=gateway)] if settings.telemetry.traces.otlp else []
+    neighbour = None if beside is None else beside(gateway, guards)
     middleware = [
         *traced,
-        Middleware(Streams, routes=streams, renewals=renewals, pages=shown)
+        Middleware(Streams, routes=streams, renewals=renewals, pages=shown, neighbour=neighbour)
     ]  # fmt: skip
     app = Application(
-        gateway, [bus.run, metrics.run, guards.run, streams.openings.run, *startup],
+        gateway, [
+            bus.run, metrics.run, guards.run, streams.openings.run, *startup,
+            *([] if neighbour is None else [neighbour.run]),
+        ],
         routes=routes, middleware=middleware,
         exception_handlers=HANDLERS,
     )  # fmt: skip
@@ -153,6 +165,9 @@ def create_app(
     app.state.bus, app.state.limits, app.state.levels = bus, limits, Levels(bus)
     app.state.metrics = metrics
     app.admin = Admin(streams, guards, metrics, app.state.levels, app.reload, bus)
+    app.neighbour = neighbour
+    if neighbour is not None:
+        gateway.hubs.leaving.add(neighbour.drain)
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     return app

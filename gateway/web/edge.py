@@ -8,6 +8,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ..config import Settings
+from .beside import Neighbour
 from .certificate import TlsContext
 from .forwarded import Forwarded
 from .listening import BACKLOG
@@ -15,13 +16,17 @@ from .transport import GatewayProtocol
 
 
 def edge(
-    app: ASGIApp, settings: Settings, tls: TlsContext | None, **options: Any
+    app: ASGIApp,
+    settings: Settings,
+    tls: TlsContext | None,
+    neighbour: Neighbour | None = None,
+    **options: Any,
 ) -> uvicorn.Config:
-    """options: further ones of `uvicorn.Config`."""
+    """neighbour: what else the application serves. options: further ones of `uvicorn.Config`."""
     proxies = settings.listen.forwarded
     return uvicorn.Config(
         app if proxies is False else Forwarded(app, proxies),
-        http=GatewayProtocol,
+        http=type("Protocol", (GatewayProtocol,), {"NEIGHBOUR": neighbour}),
         log_config=None,
         access_log=False,
         server_header=False,

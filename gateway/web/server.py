@@ -21,6 +21,7 @@ from ..telemetry import logs
 from .admin import listener
 from .admin.listener import open_port
 from .app import Application, Startup, create_app
+from .beside import Beside
 from .certificate import TlsContext
 from .edge import edge
 from .listening import address, bind
@@ -63,6 +64,7 @@ def serve(
     pages: Mapping[str, Path] | None = None,
     startup: Sequence[Startup] = (),
     load: Load | None = None,
+    beside: Beside | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, in as many processes as `listen.workers` says. The exit
     status.
@@ -70,6 +72,7 @@ def serve(
     debug:   rooms (`kafka`, `hub`, `web`) that log in detail.
     pages, startup: as of `create_app`; with them it is one process.
     load:  the configuration as it is by now, to be taken over at SIGHUP.
+    beside: as of `create_app`.
     Raises GatewayError when the address cannot be bound or the certificate not be used, ConfigError
     as `create_app`.
     """
@@ -79,9 +82,9 @@ def serve(
             TlsContext(ready.listen.tls)  # one that cannot be used is told once, and nothing begun
         again = None if load is None else partial(_as_served, load, ready)
         if ready.listen.workers > 1 and not (pages or startup):
-            create_app(ready)  # what it refuses is said once, and no process started
-            return supervise(ready, debug, again)
-        app = create_app(ready, pages=pages, startup=startup)
+            create_app(ready, beside=beside)  # what it refuses is said once, and nothing started
+            return supervise(ready, debug, again, beside)
+        app = create_app(ready, pages=pages, startup=startup, beside=beside)
         if again is not None:
             app.beside(partial(reload_on_hangup, app, again))
             app.admin.reloading.load = again
@@ -110,6 +113,7 @@ def run(
         app,
         settings,
         tls,
+        app.neighbour,
         ws=_websockets(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,
         lifespan="on",

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ..errors import GatewayError, GuardUnavailable
 from . import assets, exchange, ndjson, query, sse, websocket
 from .admin.orders import Paused
+from .beside import Neighbour
 from .caution import cautious
 from .cors import Cors, Foreign, Policy, foreign, readable
 from .direct import Answer
@@ -40,14 +41,22 @@ class Streams:
     Middleware in front of the pages: on their way, through Starlette's router and what it does
     about errors, a connect took 17 us more.
 
-    app: serves the pages.
+    app: serves the pages. neighbour: what else is served on this port.
     """
 
-    def __init__(self, app: ASGIApp, routes: Routes, renewals: Renewals, pages: Pages) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Routes,
+        renewals: Renewals,
+        pages: Pages,
+        neighbour: Neighbour | None = None,
+    ) -> None:
         self._app = app
         self._routes = routes
         self._renewals = renewals
         self._pages = pages
+        self._neighbour = neighbour
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -55,6 +64,10 @@ class Streams:
             return
         path = path_of(scope)
         plain = unquote(path) if "%" in path else path
+        beside = self._neighbour
+        if beside is not None and scope["type"] == "http" and beside.takes(plain):
+            await beside.app(scope, receive, cautious(send, varies=False))
+            return
         page = plain in self._pages.paths or plain.startswith(self._pages.folders)
         if self._routes.cors is not None and scope["type"] == "http":
             asked = foreign(scope)

@@ -20,11 +20,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 import sys
 from asyncio import TimerHandle
 from enum import Enum
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn._types import ASGI3Application
@@ -38,6 +40,7 @@ from uvicorn.protocols.utils import is_ssl
 
 from ..errors import RequestError
 from . import head, tls
+from .beside import Neighbour
 from .outlet import TAKEOVER, HttpOutlet, Offer, Taker
 from .upgraded import WebSocketProtocol
 
@@ -71,6 +74,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # say it sooner. Linux counts a window that stays shut as well, so a client that reads
     # nothing for this long is cut; its resume token brings it back without loss.
     USER_TIMEOUT = 60.0
+    NEIGHBOUR: Neighbour | None = None  # whose requests have bodies of other sizes
 
     _phase = IDLE
     _size = 0
@@ -82,6 +86,7 @@ class GatewayProtocol(HttpToolsProtocol):
     running: RequestResponseCycle | None = None
     _offer: Offer | None = None
     _timer: TimerHandle | None = None
+    _room: tuple[float, float] | None = None
 
     # `_size`:    bytes that came after the buffer in which the head, or the body, began.
     # `_most`:    bytes since the buffer in which the head began, that buffer included.
@@ -91,6 +96,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # `_refusal`: it waits for the answers before it.
     # `running`:  the request that is being answered.
     # `_offer`:   made to the application for the latest request.
+    # `_room`:    for the latest request's body, where that is for the neighbour.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._connected(transport)
@@ -232,11 +238,12 @@ class GatewayProtocol(HttpToolsProtocol):
             return
         if self._phase is HEAD and self._size > self.HEAD_BYTES:
             self._refuse(self._head_too_large())
-        elif self._phase is BODY and self._size > self.BODY_BYTES + self.HEAD_BYTES:
+        elif self._phase is BODY and self._size > self._body_bytes + self.HEAD_BYTES:
             self._refuse(self._body_too_large())
         elif self._timer is None:
-            body = self._phase is BODY
-            self._arm(self.BODY_SECONDS if body else self.HEAD_SECONDS)
+            seconds = self._body_seconds if self._phase is BODY else self.HEAD_SECONDS
+            if seconds != math.inf:
+                self._arm(seconds)
 
     # What the parser says. An error raised here comes out of `feed_data` as its context.
 
@@ -273,7 +280,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
-        if self._body > self.BODY_BYTES:
+        if self._body > self._body_bytes:
             raise self._body_too_large()
         super().on_body(body)
 
@@ -294,7 +301,9 @@ class GatewayProtocol(HttpToolsProtocol):
         length = head.body_length(self.parser.get_http_version(), self.headers)
         if url[:1] != b"/" or b"#" in url:
             self.url = head.origin_form(self.parser.get_method(), url, self.headers)
-        if length is not None and length > self.BODY_BYTES:
+        if self.NEIGHBOUR is not None:
+            self._room = self._room_beside(self.NEIGHBOUR)
+        if length is not None and length > self._body_bytes:
             raise self._body_too_large()
         if self._open > self.PIPELINED:
             detail = f"more than {self.PIPELINED} requests wait on this connection; open another"
@@ -302,6 +311,22 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade() and (length != 0 or self._open):
             # The parser skips the body: its bytes would be read as the next request.
             raise head.bad_request("an upgrade with a body or behind an unanswered request")
+
+    def _room_beside(self, neighbour: Neighbour) -> tuple[float, float] | None:
+        """What the neighbour has for this body; None for what is not its own."""
+        path = unquote(self.url.partition(b"?")[0].decode("latin-1"))
+        if not neighbour.takes(path):
+            return None
+        kind = next((value for name, value in self.headers if name == b"content-type"), b"")
+        return neighbour.room(kind)
+
+    @property
+    def _body_bytes(self) -> float:
+        return self.BODY_BYTES if self._room is None else self._room[0]
+
+    @property
+    def _body_seconds(self) -> float:
+        return self.BODY_SECONDS if self._room is None else self._room[1]
 
     # Refusing, in turn.
 
@@ -338,11 +363,10 @@ class GatewayProtocol(HttpToolsProtocol):
         self.flow.pause_reading()
 
     def _answer(self, error: RequestError) -> None:
-        told = {"title": error.title, "status": error.status, "detail": str(error)}
-        body = json.dumps(told).encode()
+        kind, body = self._told(error)
         headers = [
             *self.server_state.default_headers,
-            (b"content-type", b"application/problem+json"),
+            (b"content-type", kind),
             (b"content-length", b"%d" % len(body)),
             (b"cache-control", b"no-store"),
             (b"x-content-type-options", b"nosniff"),
@@ -353,6 +377,14 @@ class GatewayProtocol(HttpToolsProtocol):
             body = b""
         self.transport.write(STATUS_LINE[error.status] + lines + b"\r\n" + body)
         self._linger()
+
+    def _told(self, error: RequestError) -> tuple[bytes, bytes]:
+        """Content type and body of a refusal."""
+        if self._room is not None and self.NEIGHBOUR is not None:
+            kind, content = self.NEIGHBOUR.refusal(error)
+            return kind.encode(), content
+        told = {"title": error.title, "status": error.status, "detail": str(error)}
+        return b"application/problem+json", json.dumps(told).encode()
 
     def _linger(self) -> None:
         """Close our side and read the other's to its end, or for LINGER_SECONDS."""
@@ -370,7 +402,7 @@ class GatewayProtocol(HttpToolsProtocol):
         return RequestError(431, "Request header fields too large", detail)
 
     def _body_too_large(self) -> RequestError:
-        detail = f"the body, or its chunk framing, is over {self.BODY_BYTES} bytes; send less"
+        detail = f"the body, or its chunk framing, is over {self._body_bytes} bytes; send less"
         return RequestError(413, "Content too large", detail)
 
     # Deadlines. A request that comes whole in one piece never starts a timer.
@@ -394,7 +426,7 @@ class GatewayProtocol(HttpToolsProtocol):
         else:
             part, seconds = self._phase.value, self.HEAD_SECONDS
             if self._phase is BODY:
-                seconds = self.BODY_SECONDS
+                seconds = self._body_seconds
             detail = f"the request's {part} was not complete after {seconds:g} s; send it again"
             self._refuse(RequestError(408, "Request timeout", detail))
 

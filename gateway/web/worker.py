@@ -28,7 +28,7 @@ def main(number: int, job: Job) -> None:
     listening = socket.socket(fileno=job.listening)
     admin = socket.socket(fileno=job.admin) if job.admin >= 0 else None
     bus = Bus(job.path, number, job.settings.listen.workers)
-    app = create_app(job.settings, bus=bus)
+    app = create_app(job.settings, bus=bus, beside=job.beside)
     app.admin.orders.adopt(job.orders)
     app.beside(partial(follow_supervisor, app, sys.stdin))
     run(app, job.settings, listening, admin)

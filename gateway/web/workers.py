@@ -35,6 +35,7 @@ from .admin import reloading
 from .admin.listener import open_port
 from .admin.orders import Order, keep
 from .admin.reloading import problems_of
+from .beside import Beside
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
 from .relay import Relay
@@ -53,7 +54,7 @@ COMMAND = (sys.executable, "-m", f"{__package__}.worker")
 
 class Job(NamedTuple):
     """What a worker is told. listening, admin: file descriptors; -1 for none. path: of the bus.
-    orders: of operators."""
+    orders: of operators. beside: as of `create_app`."""
 
     settings: Settings
     debug: AbstractSet[str]
@@ -61,6 +62,7 @@ class Job(NamedTuple):
     admin: int
     path: Path
     orders: list[Order]
+    beside: Beside | None
 
 
 def said(told: Any) -> bytes:
@@ -69,7 +71,12 @@ def said(told: Any) -> bytes:
     return len(data).to_bytes(SIZE) + data
 
 
-def supervise(settings: Settings, debug: AbstractSet[str], load: Load | None = None) -> int:
+def supervise(
+    settings: Settings,
+    debug: AbstractSet[str],
+    load: Load | None = None,
+    beside: Beside | None = None,
+) -> int:
     """Run `listen.workers` processes until SIGTERM or SIGINT. The exit status: 0 when all of
     them ended as they should.
 
@@ -86,7 +93,7 @@ def supervise(settings: Settings, debug: AbstractSet[str], load: Load | None = N
         flush=True,
     )
     with private_folder() as folder:
-        supervisor = Supervisor(settings, debug, sockets, folder / "bus", load, admin)
+        supervisor = Supervisor(settings, debug, sockets, folder / "bus", load, admin, beside)
         return asyncio.run(supervisor.run())
 
 
@@ -112,8 +119,10 @@ class Supervisor:
         path: Path,
         load: Load | None = None,
         admin: socket.socket | None = None,
+        beside: Beside | None = None,
     ) -> None:
         self._settings = settings
+        self._beside = beside
         self._admin = admin
         self._load = load
         self._debug = debug
@@ -219,7 +228,7 @@ class Supervisor:
         admin = -1 if self._admin is None else self._admin.fileno()
         job = Job(
             self._settings, self._debug, worker.listening.fileno(), admin, self._path,
-            self._orders(),
+            self._orders(), self._beside,
         )  # fmt: skip
         worker.process = await asyncio.create_subprocess_exec(
             *COMMAND, str(worker.number),

@@ -56,6 +56,8 @@ class Guards:
         self._admin = None if settings.admin is None else settings.admin.route
         if self._admin is not None:
             asked.append(self._admin.guarded)
+        if settings.sidecar is not None:
+            asked.append(settings.sidecar.guarded)
         for name in sorted({name for guarded in asked for name in guarded}):
             if name not in self._guards:
                 self._guards[name] = self._made(name, settings)

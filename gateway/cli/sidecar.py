@@ -1,0 +1,63 @@
+"""`gateway sidecar`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gateway.errors import ConfigError
+
+from .run import ROOMS, File
+
+if TYPE_CHECKING:
+    from gateway.config import Settings
+
+
+def sidecar(
+    config: File,
+    host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="Address to bind; beats listen.host.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, metavar="N", help="0 for a free one; beats listen.port."),
+    ] = None,
+    debug: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ROOM", help=f"Log in detail ({', '.join(ROOMS)}); repeatable."),
+    ] = None,
+) -> None:
+    """Serve Kafka over HTTP to the back end beside it, and nothing else, until SIGTERM or ^C.
+
+    \b
+    gateway sidecar -c gateway.yaml                       # on 127.0.0.1:8080
+    gateway sidecar -c gateway.yaml --host 0.0.0.0 --port 8443
+    """
+    from gateway.config import load
+    from gateway.web.server import serve
+
+    from .beside import sidecar_alone
+
+    for room in debug or ():
+        if room not in ROOMS:
+            what = f"'{room}' is none of {', '.join(ROOMS)}"
+            raise typer.BadParameter(what, param_hint="--debug")
+
+    def loaded() -> Settings:
+        return alone(load(config), str(config), host=host, port=port)
+
+    status = serve(loaded(), debug=set(debug or ()), load=loaded, beside=sidecar_alone)
+    if status:
+        raise typer.Exit(status)
+
+
+def alone(settings: Settings, name: str, **listen: Any) -> Settings:
+    """Without streams. name: of the file. listen: what beats its options. Raises ConfigError for
+    settings without a sidecar."""
+    if settings.sidecar is None:
+        what = "there is no section sidecar; add one, such as `sidecar: {producer: {}}`"
+        raise ConfigError([f"{name}:1:1: {what}"])
+    over = {option: value for option, value in listen.items() if value is not None}
+    changed = {"routes": (), "listen": settings.listen.model_copy(update=over)}
+    return settings.model_copy(update=changed)

@@ -1,0 +1,81 @@
+"""What must agree between the sidecar, the clusters, guards and catalogs that it names, and where
+clients come in.
+
+Works on the values as written, as `crosscheck`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .clusters import sections
+from .expression import nearest
+from .guarded import guarded
+from .section import Problem
+from .substitution import Unsettled, shown
+
+PATHS: Mapping[str, frozenset[str]] = {
+    "producer": frozenset({"producers"}),
+    "consumer": frozenset({"consumers", "topics", "brokers"}),
+    "deadLetter": frozenset({"consumers"}),
+    "replay": frozenset({"replays"}),
+    "ksqldb": frozenset({"ksqldb"}),
+    "admin": frozenset({"adm"}),
+}
+"""First segments of paths, by the section that serves them."""
+ALWAYS = frozenset({"/docs", "/docs.css", "/openapi.json", "/health/liveness", "/health/readiness"})
+
+
+def sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
+    """What the sidecar needs of the other sections."""
+    if not isinstance(raw.get("sidecar"), Mapping):
+        return
+    written = _map(raw.get("sidecar"))
+    for problem in guarded(raw, written):
+        yield problem._replace(way=("sidecar", *problem.way))
+    yield from _cluster(raw, written)
+    yield from _catalog(raw, written)
+    workers = _map(raw.get("listen")).get("workers", 1)
+    if "consumer" in written and str(workers) != "1" and not isinstance(workers, Unsettled):
+        what = "instances of consumers live in one process, and their requests would meet others"
+        hint = "set listen.workers: 1, and run more replicas with consumer.baseUri"
+        yield Problem(("sidecar", "consumer"), f"{what}; {hint}", key=True)
+
+
+def takes(raw: Mapping[str, Any], path: str) -> bool:
+    """Is a path the sidecar's?"""
+    written = raw.get("sidecar")
+    if not isinstance(written, Mapping):
+        return False
+    first = path[1:].partition("/")[0]
+    return path in ALWAYS or any(first in PATHS.get(str(name), ()) for name in written)
+
+
+def _cluster(raw: Mapping[str, Any], written: Mapping[Any, Any]) -> Iterator[Problem]:
+    names = [name for _, name, _ in sections(raw)]
+    wanted = written.get("kafka")
+    if wanted is None and len(names) > 1:
+        choice = " or ".join(f"kafka: {name}" for name in names)
+        yield Problem(("sidecar",), f"there are several clusters; add {choice}", key=True)
+    elif isinstance(wanted, str) and names == [""]:
+        what = "'kafka' chooses among several, and there is one; remove it"
+        yield Problem(("sidecar", "kafka"), what, key=True)
+    elif isinstance(wanted, str) and not isinstance(wanted, Unsettled) and wanted not in names:
+        near = nearest(wanted, names, "add it to kafka")
+        yield Problem(("sidecar", "kafka"), f"unknown cluster {shown(wanted)}; {near}")
+
+
+def _catalog(raw: Mapping[str, Any], written: Mapping[Any, Any]) -> Iterator[Problem]:
+    names = [str(name) for name in _map(raw.get("catalogs"))]
+    wanted = written.get("catalog")
+    if wanted is None and len(names) > 1:
+        choice = " or ".join(f"catalog: {name}" for name in names)
+        yield Problem(("sidecar",), f"there are several catalogs; add {choice}", key=True)
+    elif isinstance(wanted, str) and not isinstance(wanted, Unsettled) and wanted not in names:
+        near = nearest(wanted, names, "add it to catalogs")
+        yield Problem(("sidecar", "catalog"), f"unknown catalog {shown(wanted)}; {near}")
+
+
+def _map(value: object) -> Mapping[Any, Any]:
+    return value if isinstance(value, Mapping) else {}

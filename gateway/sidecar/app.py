@@ -1,0 +1,205 @@
+"""All parts of the sidecar as one application, to stand beside the streams or alone.
+
+A page in a browser is none of its callers: a sidecar serves the programs of its pod, and a page
+could come from anywhere. What a browser sends for a page says so, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from ipaddress import ip_address
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as Asked
+
+from ..config import Settings
+from ..config.guarded import is_loopback
+from ..errors import ConfigError, RequestError
+from ..formats.codec import Codecs
+from ..kafka.cluster import Cluster
+from ..kafka.producer import Producer
+from . import body, docs
+from .context import Context
+from .ids import Identified
+from .part import Part
+from .scope import Scope, anyone
+from .spec import DIRECTORY, Spec
+from .status import HANDLERS, Refusal, response
+
+log = logging.getLogger(__name__)
+
+NDJSON = b"application/x-ndjson"
+MOST = 1_000_000  # bytes of a body, where no option says more
+AGAIN = 1.0  # seconds until a part that failed is begun again
+
+# Which parts a section brings: `module:class`, imported where it is there. A module's operations
+# are in `spec/MODULE.yaml`.
+PARTS: Mapping[str, Sequence[str]] = {
+    "audit": [],
+    "producer": [],
+    "consumer": [],
+    "reactive": [],
+    "ksqldb": [],
+    "dead_letter": [],
+    "replay": [],
+    "admin": [],
+    "health": [],
+}
+ALWAYS = frozenset({"health"})  # sections that need not be written
+BESIDE = frozenset({"/health/live", "/health/ready"})  # the gateway's own, also alone
+PUBLIC = frozenset({"/docs", "/docs.css", "/openapi.json"})  # what pages are
+
+
+class Sidecar:
+    """See the module. Raises ConfigError for a section that this version does not serve.
+
+    scope: who may; see there.
+    alone: nothing else is served on its port, but for the gateway's own health and metrics.
+    """
+
+    def __init__(
+        self, settings: Settings, cluster: Cluster, *, scope: Scope = anyone, alone: bool = False
+    ) -> None:
+        assert settings.sidecar is not None, "there is no section sidecar"
+        sections = [name for name in PARTS if getattr(settings.sidecar, name) is not None]
+        missing = [name for name in sections if not PARTS[name] and name not in ALWAYS]
+        if missing:
+            what = "is not served by this version; remove it"
+            raise ConfigError([f"sidecar.{name}: {what}" for name in missing])
+        served = [name for name in sections if PARTS[name]]
+        modules = [path.partition(":")[0] for name in served for path in PARTS[name]]
+        spec = Spec(name for name in modules if (DIRECTORY / f"{name}.yaml").is_file())
+        self.settings = settings
+        self.context = Context(settings, cluster, Codecs(_catalog(settings)), scope, spec)
+        producer = settings.sidecar.producer
+        self._most = MOST if producer is None else max(MOST, producer.max_bytes)
+        self._alone = alone
+        self._own = {settings.telemetry.metrics.prometheus or "", *BESIDE}
+        self._parts = [(name, path) for name in served for path in PARTS[name]]
+        self.parts: list[Part] = [self._made(name, path) for name, path in self._parts]
+        self.routes: list[BaseRoute] = [route for part in self.parts for route in part.routes]
+        self.routes += docs.routes(spec, settings.name)
+        self._first = {_first(route.path) for route in self.routes if isinstance(route, Route)}
+        self._first -= {"health"}  # shared with the gateway
+        self.app: ASGIApp = Starlette(
+            routes=self.routes,
+            middleware=[Middleware(Identified), Middleware(Programs, settings=settings)],
+            exception_handlers=HANDLERS,
+        )
+        self.app.router.redirect_slashes = False
+
+    def _made(self, section: str, path: str) -> Part:
+        module, _, name = path.partition(":")
+        part: Part = getattr(import_module(f"{__package__}.{module}"), name)(self.context)
+        self.context.parts[f"{section}:{name}" if section in self.context.parts else section] = part
+        return part
+
+    def takes(self, path: str) -> bool:
+        """Is a path, decoded, the sidecar's?"""
+        if self._alone:
+            return path not in self._own
+        if _first(path) in self._first:
+            return True
+        asked = {"type": "http", "path": path, "method": "GET"}
+        return any(route.matches(asked)[0] is not Match.NONE for route in self.routes)
+
+    def room(self, kind: bytes) -> tuple[float, float]:
+        """For a body, by its content type: bytes, and seconds until it is there."""
+        if kind.lower().startswith(NDJSON):
+            return math.inf, math.inf  # for as long as it lasts; its reader minds both
+        return self._most, body.SLOWEST
+
+    def refusal(self, error: RequestError) -> tuple[str, bytes]:
+        """What the server itself refuses, in the sidecar's words: content type and body."""
+        made = Refusal(error.status, str(error))
+        return "application/json", bytes(response(made).body)
+
+    async def run(self) -> None:
+        """Beside the application until it is cancelled. The cluster runs by now."""
+        producer = self.context.section.producer
+        compression = "none" if producer is None else producer.compression
+        self.context.draining = asyncio.Event()
+        self.context.producer = Producer(self.context.cluster, compression=compression)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in self.parts:
+                    group.create_task(_kept(part))
+                group.create_task(asyncio.Event().wait())
+        finally:
+            await self.context.producer.close()
+            await self.context.codecs.close()
+
+    def drain(self) -> None:
+        """The server is about to end: long requests end theirs."""
+        self.context.draining.set()
+
+
+async def _kept(part: Part) -> None:
+    """Run it, and again where it fails: one part must not end the others."""
+    while True:
+        try:
+            return await part.run()
+        except Exception:
+            log.exception("%s failed; it is begun again", type(part).__name__)
+            await asyncio.sleep(AGAIN)
+
+
+class Programs:
+    """Middleware that refuses pages; see the module."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        section = settings.sidecar
+        # Unguarded and for this machine only: a name that a stranger made lead here is refused.
+        self._local = section is not None and not section.guarded
+        self._local = self._local and is_loopback(settings.listen.host)
+
+    async def __call__(self, scope: Asked, receive: Receive, send: Send) -> None:
+        refused = None if scope["type"] != "http" else self._refusal(scope)
+        if refused is None:
+            await self._app(scope, receive, send)
+        else:
+            await response(refused)(scope, receive, send)
+
+    def _refusal(self, scope: Asked) -> Refusal | None:
+        if scope["path"] in PUBLIC:
+            return None
+        headers = Headers(scope=scope)
+        if "origin" in headers or headers.get("sec-fetch-site", "none") != "none":
+            return Refusal(403, "a page of a browser may ask for nothing here; use a program")
+        host = headers.get("host", "localhost")
+        if self._local and not _is_here(host):
+            what = f"{host[:80]} is no name of this machine"
+            return Refusal(403, f"{what}; ask localhost, or add sidecar.guarded")
+        return None
+
+
+def _is_here(host: str) -> bool:
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    name = name.strip("[]").rstrip(".").lower()
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
+
+
+def _first(path: str) -> str:
+    """The first segment of a path; empty for a parameter, and for `/`."""
+    segment = path[1:].partition("/")[0]
+    return "" if segment.startswith("{") else segment
+
+
+def _catalog(settings: Settings) -> Any:
+    wanted = settings.sidecar.catalog if settings.sidecar is not None else None
+    if wanted is not None:
+        return settings.catalogs[wanted]
+    return next(iter(settings.catalogs.values())) if len(settings.catalogs) == 1 else None

@@ -1,0 +1,116 @@
+"""What every part is made with."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..config import Settings
+from ..config.expression import nearest
+from ..config.sidecar import Sidecar as Section
+from ..errors import AuthenticationFailed, BrokerUnavailable, KafkaError, UnknownTopic
+from ..formats.codec import Codecs
+from ..kafka.cluster import Cluster
+from ..kafka.messages import TopicAnswer
+from ..kafka.producer import Producer
+from .part import Unready
+from .scope import Scope
+from .spec import Spec
+
+
+class Audit(Protocol):
+    """What was written and read, told to auditors. Returns at once, whatever becomes of it.
+
+    error: None for what went well.
+    """
+
+    def produced(
+        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
+        correlation: str = "", traceability: str = "", error: str | None = None,
+    ) -> None: ...  # fmt: skip
+
+    def consumed(
+        self, topic: str, partition: int, offset: int, key: bytes | None = None, *,
+        reactive: bool = False, correlation: str = "", traceability: str = "",
+        error: str | None = None,
+    ) -> None: ...  # fmt: skip
+
+
+class Unaudited:
+    """Where no audit is configured."""
+
+    def produced(self, *about: Any, **more: Any) -> None:
+        return None
+
+    def consumed(self, *about: Any, **more: Any) -> None:
+        return None
+
+
+@dataclass(eq=False)
+class Context:
+    """See the module.
+
+    settings: `.sidecar` is the section, as `section` is.
+    cluster:  shared connections.
+    codecs:   of the catalog.
+    scope:    who may; see there.
+    spec:     what is served, and the validators of requests.
+    audit:    nothing, until its part takes the place.
+    producer: idempotent, acks of all; there while the application runs.
+    draining: set when the sidecar is about to end: long requests end theirs.
+    parts:    all of them, by the name of their section; for health.
+    """
+
+    settings: Settings
+    cluster: Cluster
+    codecs: Codecs
+    scope: Scope
+    spec: Spec
+    audit: Audit = field(default_factory=Unaudited)
+    producer: Producer = field(init=False)
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    parts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def section(self) -> Section:
+        assert self.settings.sidecar is not None
+        return self.settings.sidecar
+
+    def reachable(self) -> None:
+        """Raises BrokerUnavailable or AuthenticationFailed while Kafka is away: what cannot be
+        sent is not taken on."""
+        error = self.cluster.error
+        if error is not None:
+            kind = AuthenticationFailed if isinstance(error, AuthenticationFailed) else None
+            raise (kind or BrokerUnavailable)(str(error), retry_after=error.retry_after or 1.0)
+
+    async def topic(self, name: str) -> TopicAnswer:
+        """A topic that exists; it is watched from now on. Raises UnknownTopic with the nearest
+        name, AccessDenied, BrokerUnavailable, AuthenticationFailed."""
+        known = self.cluster.topic(name)
+        if known is not None and known.partitions and not known.error:
+            return known
+        self.reachable()
+        try:
+            known = await self.cluster.describe(name)
+        except UnknownTopic as exc:
+            raise UnknownTopic(await self._unknown(name), topic=name) from exc
+        self.cluster.metadata.watch(name, known)
+        if not known.partitions:
+            raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
+        return known
+
+    async def _unknown(self, name: str) -> str:
+        try:
+            names = await self.cluster.topics()
+        except KafkaError:
+            names = frozenset()
+        near = nearest(name, [each for each in names if not each.startswith("__")], "create it")
+        hint = near if near.startswith("did you") else "create it, or correct its name"
+        return f"no broker knows the topic {name}; {hint}"
+
+    async def check(self) -> None:
+        """Raises Unready while no broker is reached."""
+        if not self.cluster.reachable:
+            raise Unready("kafka", f"{self.cluster.error or 'still connecting'}")

@@ -1,0 +1,42 @@
+"""Another application on the same port, of which nothing is known here but what it is asked.
+
+Who starts the gateway makes it, from what it shares: connections, and who clients are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, TypeAlias
+
+from starlette.types import ASGIApp
+
+from ..api.gateway import Gateway
+from ..errors import RequestError
+from .access.guards import Guards
+
+
+class Neighbour(Protocol):
+    """app: serves what it takes, HTTP only."""
+
+    @property
+    def app(self) -> ASGIApp: ...
+
+    def takes(self, path: str) -> bool:
+        """Is a path, decoded, its own?"""
+
+    def room(self, kind: bytes) -> tuple[float, float]:
+        """For the body of a request for one of its paths, by its content type: bytes, and seconds
+        until it is there. It minds both itself where they are infinite."""
+
+    def refusal(self, error: RequestError) -> tuple[str, bytes]:
+        """How a body is refused that has no room: content type and body."""
+
+    async def run(self) -> None:
+        """Beside the gateway until it is cancelled."""
+
+    def drain(self) -> None:
+        """The server is about to end."""
+
+
+Beside: TypeAlias = Callable[[Gateway, Guards], Neighbour | None]
+"""Makes it; None where the settings have none. Of a module, so that workers find it again."""
