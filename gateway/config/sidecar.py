@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from .address import Url
-from .fields import Duration, Flag, Number, SecretText, Size, Text, TopicName, within
+from .fields import Duration, Flag, Number, Size, Text, TopicName, within
 from .ksqldb import Ksqldb
 from .section import Problem, Section, refused
 from .substitution import shown
@@ -299,8 +299,8 @@ class Sidecar(Section):
     )
     guarded: dict[Text, tuple[Text, ...]] = Field(
         default={},
-        description="Guards, and roles besides kafka:w and kafka:r that they must grant. For access "
-        "control.",
+        description="Guards, and the roles that they must grant besides kafka:w and kafka:r. For "
+        "access control.",
     )
     topics: dict[TopicName, Formats] = Field(
         default={}, description="Formats of single topics. For back ends."
