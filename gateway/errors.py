@@ -11,6 +11,8 @@
     |   +-- AccessDenied        the principal may not read or write it
     |   +-- UnknownTopic        no broker knows the topic
     |   +-- PartitionFailed     one partition answered with an error code
+    |   +-- GroupFailed         a consumer group cannot be joined, or used
+    |   +-- NotOwned            a partition is not this member's (any more): nothing is committed
     +-- RequestError            a client asked for something it cannot have; carries an HTTP status
     |   +-- KeyReused           an idempotency key, for another record than at first
     |   +-- NotGranted          a guard does not let the client in; carries what it lacks
@@ -110,6 +112,19 @@ class PartitionFailed(KafkaError):
         self.topic = topic
         self.partition = partition
         self.code = code
+
+
+class GroupFailed(KafkaError):
+    """A consumer group cannot be joined, or used. `code` is Kafka's error code."""
+
+    def __init__(self, message: str, *, group: str, code: int) -> None:
+        super().__init__(message)
+        self.group = group
+        self.code = code
+
+
+class NotOwned(KafkaError):
+    """The member does not own a partition (any more); nothing of it is committed or read."""
 
 
 class RequestError(GatewayError):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError
 from gateway.telemetry.about import apart
+from gateway.telemetry.tallies import Groups
 
 from .connections import Link, Role
 from .failures import cancels_caller
@@ -27,9 +28,10 @@ _SOON = 0.1  # seconds until a lookup is worth while again
 
 
 class Coordinators:
-    """Of all groups that are used here."""
+    """Of all groups that are used here; and `tallies` of what becomes of them."""
 
     def __init__(self, cluster: Cluster) -> None:
+        self.tallies = Groups()
         self._cluster = cluster
         self._nodes: dict[str, int] = {}
         self._finding: dict[str, asyncio.Task[int]] = {}

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from gateway.core.consumer_member import Beat, BeatAnswer, Place
-from gateway.core.member import NO_EPOCH, Identity
+from gateway.core.member import NO_EPOCH, Ask, Identity
 from gateway.core.record import TopicPartition
 
 from .codec import Reader, Writer
@@ -270,7 +270,7 @@ class OffsetFetchRequest(Request[OffsetsFetched]):
         return OffsetsFetched(throttle, read.i16(), offsets)
 
 
-REQUESTS = {Beat: HeartbeatRequest}
+REQUESTS: Mapping[type[Ask], type[Request[Any]]] = {Beat: HeartbeatRequest}
 
 
 def _by_topic(of: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:

@@ -76,3 +76,23 @@ class Writes:
         if found is None:
             found = self.seconds[topic] = Histogram()
         found.observe(seconds)
+
+
+@dataclass(slots=True)
+class Groups:
+    """What becomes of consumer groups whose members are here, by group.
+
+    seconds: from where a member left RUNNING to where it was there again.
+    lost:    partitions that were another's before their member could give them up.
+    commits: by group and what became of them (`committed, refused, failed`).
+    """
+
+    seconds: dict[str, Histogram] = field(default_factory=dict)
+    lost: Counter[str] = field(default_factory=Counter)
+    commits: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def rebalanced(self, group: str, seconds: float) -> None:
+        found = self.seconds.get(group)
+        if found is None:
+            found = self.seconds[group] = Histogram()
+        found.observe(seconds)

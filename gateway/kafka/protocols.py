@@ -1,0 +1,69 @@
+"""Which of the two group protocols a member speaks, and the requests of both.
+
+`auto` takes KIP-848 where the coordinator has it (api 68, Kafka 4.0), else the classic one.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+from gateway.core.consumer_member import ConsumerMember
+from gateway.core.member import Ask, Membership
+from gateway.errors import GroupFailed
+
+from . import group_messages
+from .group_messages import HeartbeatRequest
+from .messages import Request
+
+Name = Literal["auto", "consumer", "classic"]
+UNSUPPORTED_VERSION = 35
+
+_REQUESTS: Mapping[type[Ask], Callable[[Any], Request[Any]]] = {**group_messages.REQUESTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Protocols:
+    """What a member is made with. Times in seconds.
+
+    heartbeat_interval: the longest; with KIP-848 the broker may want it shorter. None: the
+                        protocol's own. session_timeout: with KIP-848 it is the broker's.
+    """
+
+    name: Name = "auto"
+    instance_id: str | None = None
+    session_timeout: float = 45.0
+    heartbeat_interval: float | None = None
+    rebalance_timeout: float = 60.0
+
+    def member(self, group: str, versions: Mapping[int, tuple[int, int]]) -> Membership:
+        """For a coordinator that speaks these apis. Raises GroupFailed where it cannot."""
+        if HeartbeatRequest.API in versions and self.name != "classic":
+            return ConsumerMember(
+                group,
+                _member_id(),
+                self.rebalance_timeout,
+                random.random,
+                instance_id=self.instance_id,
+                interval=self.heartbeat_interval or inf,
+            )
+        raise GroupFailed(
+            f"the coordinator of {group} does not speak KIP-848; use the classic protocol",
+            group=group,
+            code=UNSUPPORTED_VERSION,
+        )
+
+
+def carried(ask: Ask) -> Request[Any]:
+    """The request of an ask; its answer is the core's."""
+    return _REQUESTS[type(ask)](ask)
+
+
+def _member_id() -> str:
+    """As Kafka writes UUIDs."""
+    return urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
