@@ -44,15 +44,15 @@ AGAIN = 1.0  # seconds until a part that failed is begun again
 # Which parts a section brings: `module:class`, imported where it is there. A module's operations
 # are in `spec/MODULE.yaml`.
 PARTS: Mapping[str, Sequence[str]] = {
-    "audit": [],
+    "audit": ["audit:Audits"],
     "producer": [],
     "consumer": [],
     "reactive": [],
-    "ksqldb": [],
+    "ksqldb": ["ksqldb:KsqlDb"],
     "dead_letter": [],
     "replay": [],
-    "admin": [],
-    "health": [],
+    "admin": ["admin:Admin"],
+    "health": ["health:Healths"],
 }
 ALWAYS = frozenset({"health"})  # sections that need not be written
 BESIDE = frozenset({"/health/live", "/health/ready"})  # the gateway's own, also alone
@@ -92,7 +92,11 @@ class Sidecar:
         self._first -= {"health"}  # shared with the gateway
         self.app: ASGIApp = Starlette(
             routes=self.routes,
-            middleware=[Middleware(Identified), Middleware(Programs, settings=settings)],
+            middleware=[
+                Middleware(Identified),
+                Middleware(Programs, settings=settings),
+                *(each for part in self.parts for each in getattr(part, "middleware", ())),
+            ],
             exception_handlers=HANDLERS,
         )
         self.app.router.redirect_slashes = False

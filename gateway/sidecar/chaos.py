@@ -1,0 +1,115 @@
+"""The chaos monkey: some requests are late, fail, or lose their connection, for tests of teams.
+
+Off, and refused unless `admin.chaos` is true. Never on /health and /adm: who let it loose must be
+able to stop it. As light-4j has it: an assault that is `enabled` and not in `bypass` meets one of
+`level` requests, by chance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .status import Refusal, response
+
+log = logging.getLogger(__name__)
+
+SPARED = ("/health", "/adm")
+
+LATENCY, EXCEPTION, KILL = "latency", "exception", "kill-connection"
+NAMES: Mapping[str, str] = {
+    **{name: name for name in (LATENCY, EXCEPTION, KILL)},
+    "com.networknt.chaos.LatencyAssaultHandler": LATENCY,
+    "com.networknt.chaos.ExceptionAssaultHandler": EXCEPTION,
+}
+"""What an assault is called, by us and by clients of light-4j."""
+
+_CALM: Mapping[str, Any] = {"enabled": False, "bypass": True}
+_AT_FIRST: Mapping[str, Mapping[str, Any]] = {
+    LATENCY: {**_CALM, "level": 10, "latencyRangeStart": 1000, "latencyRangeEnd": 3000},
+    EXCEPTION: {**_CALM, "level": 5},
+    KILL: {**_CALM, "level": 10},
+}
+
+
+class ChaosMonkey:
+    """The assaults as they are set, and what they did.
+
+    met: requests, by assault. chance: draws from [0, 1).
+    """
+
+    def __init__(self, chance: Callable[[], float] = random.random) -> None:
+        self.met: Counter[str] = Counter()
+        self._set = {name: dict(at_first) for name, at_first in _AT_FIRST.items()}
+        self._chance = chance
+
+    @property
+    def assaults(self) -> Mapping[str, Mapping[str, Any]]:
+        return self._set
+
+    def set(self, name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those that are named, from now on. Raises Refusal 400."""
+        wanted = {**self._set[name], **values}
+        for key in values.keys() - _AT_FIRST[name].keys():
+            raise Refusal(400, f"{key}: is nothing of {name}; use {', '.join(_AT_FIRST[name])}")
+        if wanted.get("latencyRangeStart", 0) > wanted.get("latencyRangeEnd", 0):
+            what = "latencyRangeEnd: is less than latencyRangeStart; exchange them"
+            raise Refusal(400, what)
+        self._set[name] = wanted
+        log.warning("chaos monkey: %s is %s", name, wanted)
+        return wanted
+
+    def meets(self, name: str) -> Mapping[str, Any] | None:
+        """The assault, if it is this request's turn."""
+        found = self._set[name]
+        if not found["enabled"] or found["bypass"] or self._chance() * found["level"] >= 1.0:
+            return None
+        self.met[name] += 1
+        return found
+
+
+class Assaulted:
+    """Middleware: see the module."""
+
+    def __init__(self, app: ASGIApp, monkey: ChaosMonkey) -> None:
+        self._app = app
+        self._monkey = monkey
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or _spared(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        late = self._monkey.meets(LATENCY)
+        if late is not None:
+            low, high = late["latencyRangeStart"], late["latencyRangeEnd"]
+            await asyncio.sleep(random.uniform(low, high) / 1000)
+        if self._monkey.meets(KILL) is not None:
+            await _kill(scope, send)
+            return
+        if self._monkey.meets(EXCEPTION) is not None:
+            what = "the chaos monkey met this request; switch it off by /adm/chaosmonkey"
+            await response(Refusal(500, what, code="ASSAULT"))(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+def _spared(path: str) -> bool:
+    return any(path == each or path.startswith(f"{each}/") for each in SPARED)
+
+
+async def _kill(scope: Scope, send: Send) -> None:
+    """At once under our own server; under another the answer is cut behind its head."""
+    offer = (scope.get("extensions") or {}).get("gateway.takeover")
+    transport = getattr(getattr(offer, "cycle", None), "transport", None)
+    if isinstance(transport, asyncio.Transport):
+        transport.abort()
+        return
+    length = [(b"content-length", b"1")]
+    await send({"type": "http.response.start", "status": 500, "headers": length})
+    raise ConnectionAbortedError("the chaos monkey met this request")

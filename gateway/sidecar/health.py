@@ -1,0 +1,86 @@
+"""The part `health`: is the sidecar alive, and can it serve, with its parts and its back end.
+
+All checks are made at once, and answered within one timeout: whoever asks is a probe, which counts
+one that is late as failed and learns nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from ..config.units import show_duration
+from .context import Context
+from .part import Unready
+from .status import UNCACHED, answer, told
+
+OK = "OK"
+
+
+class Healths:
+    """See the module, and `part.Part`."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._settings = context.section.health
+        routes = [
+            Route("/health/liveness", self._liveness, name="liveness"),
+            Route("/health/readiness", self._readiness, name="readiness"),
+        ]
+        self.routes: Sequence[BaseRoute] = routes if self._settings.enabled else []
+
+    async def run(self) -> None:
+        return None
+
+    async def check(self) -> None:
+        """Nothing of its own."""
+
+    async def _liveness(self, request: Request) -> Response:
+        return self._told({})
+
+    async def _readiness(self, request: Request) -> Response:
+        checks: dict[str, Awaitable[None]] = {"kafka": self._context.check()}
+        for name, part in self._context.parts.items():
+            if part is not self:
+                checks[name] = part.check()
+        if self._settings.downstream_enabled:
+            checks["downstream"] = self._downstream()
+        found = await asyncio.gather(*(self._checked(each) for each in checks.values()))
+        wrong = {name: why for name, why in zip(checks, found, strict=True) if why is not None}
+        return self._told(dict.fromkeys(checks, OK) | wrong)
+
+    async def _checked(self, check: Awaitable[None]) -> str | None:
+        """Why not; None if all is well."""
+        try:
+            async with asyncio.timeout(self._settings.timeout):
+                await check
+        except TimeoutError:
+            return f"no answer within {show_duration(self._settings.timeout)}"
+        except Unready as unready:
+            return unready.why
+        return None
+
+    async def _downstream(self) -> None:
+        url = self._settings.downstream_host.rstrip("/") + self._settings.downstream_path
+        try:
+            async with httpx.AsyncClient(timeout=None, trust_env=False) as client:
+                status = (await client.get(url)).status_code
+        except httpx.HTTPError as error:
+            raise Unready("downstream", f"{url}: {error or type(error).__name__}") from None
+        if not 200 <= status < 300:
+            raise Unready("downstream", f"{url} answers {status}")
+
+    def _told(self, checks: Mapping[str, str]) -> Response:
+        wrong = [f"{name}: {why}" for name, why in checks.items() if why != OK]
+        status = 503 if wrong else 200
+        if not self._settings.use_json:
+            return PlainTextResponse("\n".join(wrong) or OK, status, dict(UNCACHED))
+        if not wrong:
+            return answer({"result": OK, "checks": checks})
+        body = told(503, "NOT_READY", "; ".join(wrong))
+        return answer({**body, "result": "ERROR", "checks": checks}, status)
