@@ -13,7 +13,7 @@ Sans-I/O: time is an argument, in seconds of any monotonic clock; codes are Kafk
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
@@ -80,13 +80,13 @@ class Outbox(Generic[T]):
         """size: its bytes, about."""
         self._waiting.append((item, size))
 
-    def withdraw(self, item: T) -> bool:
-        """Take it back. False if it was sent: its fate comes yet."""
-        for each in self._waiting:
-            if each[0] is item:
-                self._waiting.remove(each)
-                return True
-        return False
+    def withdraw(self, items: Iterable[T]) -> list[T]:
+        """Take them back. Those that were not sent: the fate of the others comes yet."""
+        wanted = {id(item) for item in items}
+        taken = [item for item, _ in self._waiting if id(item) in wanted]
+        if taken:
+            self._waiting = deque(each for each in self._waiting if id(each[0]) not in wanted)
+        return taken
 
     def adopt(self, producer: Producer) -> None:
         """Write under this id from now on. Not while something flies."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, TypeAlias
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -21,17 +21,58 @@ Compression = Literal["none", "gzip", "snappy", "lz4", "zstd"]
 CODECS: Mapping[Compression, int] = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
 
 
+Results: TypeAlias = list[int | KafkaError]
+"""Offsets (-1 where Kafka has it and does not say where), or why there is none."""
+
+
+class Item(NamedTuple):
+    """A record to be written. timestamp: milliseconds since 1970; None for now."""
+
+    tp: TopicPartition
+    key: bytes | None
+    value: bytes | None
+    headers: Headers = ()
+    timestamp: int | None = None
+
+
+class Parcel:
+    """Records that are told of together, with one timer for all of them.
+
+    told: given once each has its offset, or why it has none, in the order they were handed over.
+    """
+
+    __slots__ = ("_left", "_results", "_told", "began", "letters", "timer")
+
+    def __init__(self, count: int, began: float, told: Callable[[Results], None]) -> None:
+        self.letters: dict[TopicPartition, list[Letter]] = {}
+        self.timer: asyncio.TimerHandle | None = None
+        self.began = began  # seconds since 1970
+        self._results: Results = [-1] * count
+        self._left = count
+        self._told = told
+
+    def land(self, place: int, result: int | KafkaError) -> None:
+        """One of them is known."""
+        self._results[place] = result
+        self._left -= 1
+        if not self._left:
+            if self.timer is not None:
+                self.timer.cancel()
+            self.letters.clear()  # or each would keep the other
+            self._told(self._results)
+
+
 @dataclass(slots=True, eq=False)
 class Letter:
-    """One record on its way. written: its offset, or why it has none."""
+    """One record on its way; place: in its parcel."""
 
     key: bytes | None
     value: bytes | None
     headers: Headers
     timestamp: int
     size: int
-    written: asyncio.Future[int]
-    timer: asyncio.TimerHandle | None = None
+    parcel: Parcel
+    place: int
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:

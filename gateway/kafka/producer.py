@@ -11,10 +11,12 @@ with a batch of every partition that it leads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Coroutine, Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,9 +32,13 @@ from .connections import Link, Role
 from .letters import (
     CODECS,
     DENIED,
+    OVERHEAD,
     Compression,
     Headers,
+    Item,
     Letter,
+    Parcel,
+    Results,
     doubt,
     encoded,
     refusal,
@@ -77,6 +83,7 @@ class Producer:
         self._partitions: dict[TopicPartition, _Partition] = {}
         self._nodes: set[int] = set()  # with a request under way
         self._wake = asyncio.Event()
+        self._settled = asyncio.Event()  # some were told what became of them
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
         self._refreshing: asyncio.Task[None] | None = None
@@ -100,21 +107,49 @@ class Producer:
         is refused; BrokerUnavailable with `timeout` is a record that may have been written.
         Raises BrokerUnavailable where too much is waiting already.
         """
-        size = size_of(key, value, headers)
-        if self._closed or (self._bytes and self._bytes + size > self._most):
-            self.writes.records[tp.topic, "unsent"] += 1
+        written: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._post([Item(tp, key, value, headers)], within, lambda told: _hand_on(told, written))
+        return written
+
+    def put_many(self, items: Sequence[Item], *, within: float) -> asyncio.Future[Results]:
+        """As `put`, of several at once, or none of them: the future gives what became of each, in
+        their order, and raises nothing.
+
+        100 of 1 KB with three headers took 0.5 ms of CPU, by `put` 1.7 (the embedded broker's
+        share in both).
+        """
+        every: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
+
+        def told(results: Results) -> None:
+            if not every.done():
+                every.set_result(results)
+
+        if items:
+            self._post(items, within, told)
+        else:
+            told([])
+        return every
+
+    def _post(self, items: Sequence[Item], within: float, told: Callable[[Results], None]) -> None:
+        sizes = _sizes(items)
+        total = sum(sizes)
+        if self._closed or (self._bytes and self._bytes + total > self._most):
+            for item in items:
+                self.writes.records[item.tp.topic, "unsent"] += 1
             why = "the gateway is closing" if self._closed else "too much waits to be written"
-            raise BrokerUnavailable(f"{tp}: {why}; try again", retry_after=1.0)
-        loop = asyncio.get_running_loop()
-        stamp = time.time_ns() // 1_000_000
-        letter = Letter(key, value, headers, stamp, size, loop.create_future())
-        letter.timer = loop.call_later(within, self._expire, tp, letter)
-        self._bytes += size
-        self._partition(tp).outbox.put(letter, size)
+            raise BrokerUnavailable(f"{items[0].tp}: {why}; try again", retry_after=1.0)
+        parcel = Parcel(len(items), time.time(), told)
+        now = int(parcel.began * 1000)
+        for place, (item, size) in enumerate(zip(items, sizes, strict=True)):
+            tp, key, value, headers, at = item
+            letter = Letter(key, value, headers, now if at is None else at, size, parcel, place)
+            parcel.letters.setdefault(tp, []).append(letter)
+            self._partition(tp).outbox.put(letter, size)
+        parcel.timer = asyncio.get_running_loop().call_later(within, self._expire, parcel)
+        self._bytes += total
         self._wake.set()
         if self._running is None:
             self._running = apart(self._run())
-        return letter.written
 
     @property
     def waiting(self) -> int:
@@ -124,15 +159,18 @@ class Producer:
     async def close(self, within: float = GRACE) -> None:
         """Let what was taken on be written, for some seconds; the rest fails."""
         self._closed = True
-        waiting = [letter.written for letter in self._letters()]
-        if waiting:
-            await asyncio.wait(waiting, timeout=within)
+        deadline = asyncio.get_running_loop().time() + within
+        while self._letters() and asyncio.get_running_loop().time() < deadline:
+            self._settled.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await self._settled.wait()
         tasks = [*self._tasks, *([self._running] if self._running else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for letter in self._letters():
-            self._fail(letter, BrokerUnavailable("the gateway closed before Kafka answered"))
+            self._land(letter, BrokerUnavailable("the gateway closed before Kafka answered"))
 
     def _letters(self) -> list[Letter]:
         return [letter for each in self._partitions.values() for letter in each.outbox.items()]
@@ -279,41 +317,63 @@ class Producer:
     def _tell(
         self, each: _Partition, outcome: Outcome[Letter], code: int, offset: int = -1
     ) -> None:
+        self._settled.set()
         match outcome.fate:
             case Fate.WRITTEN:
                 each.backoff.succeeded()
-                now = time.time()
+                self._count(each.tp.topic, outcome.items)
                 for index, letter in enumerate(outcome.items):
-                    late = max(0.0, now - letter.timestamp / 1000)
-                    self.writes.written(each.tp.topic, letter.size, late)
                     self._land(letter, offset + index if offset >= 0 else -1)
             case Fate.REFUSED:
                 self.writes.records[each.tp.topic, "refused"] += len(outcome.items)
                 for letter in outcome.items:
-                    self._fail(letter, refusal(each.tp, code))
+                    self._land(letter, refusal(each.tp, code))
             case Fate.DOUBTFUL:
                 self.writes.records[each.tp.topic, "doubtful"] += len(outcome.items)
                 for letter in outcome.items:
-                    self._fail(letter, doubt(each.tp, each.failure))
+                    self._land(letter, doubt(each.tp, each.failure))
 
-    def _expire(self, tp: TopicPartition, letter: Letter) -> None:
-        each = self._partitions[tp]
-        if each.outbox.withdraw(letter):
-            self.writes.records[tp.topic, "unsent"] += 1
-            why = f"{tp} was not written to: {each.failure}; try again"
-            self._fail(letter, BrokerUnavailable(why, retry_after=1.0))
+    def _count(self, topic: str, letters: Sequence[Letter]) -> None:
+        now, waited = time.time(), Counter([letter.parcel.began for letter in letters])
+        for began, count in waited.items():
+            self.writes.written(topic, 0, max(0.0, now - began), count)
+        self.writes.bytes[topic] += sum([letter.size for letter in letters])
 
-    def _land(self, letter: Letter, offset: int) -> None:
+    def _expire(self, parcel: Parcel) -> None:
+        for tp, letters in list(parcel.letters.items()):
+            each = self._partitions[tp]
+            for letter in each.outbox.withdraw(letters):
+                self.writes.records[tp.topic, "unsent"] += 1
+                why = f"{tp} was not written to: {each.failure}; try again"
+                self._land(letter, BrokerUnavailable(why, retry_after=1.0))
+
+    def _land(self, letter: Letter, result: int | KafkaError) -> None:
         self._bytes -= letter.size
-        if letter.timer is not None:
-            letter.timer.cancel()
-        if not letter.written.done():
-            letter.written.set_result(offset)
+        letter.parcel.land(letter.place, result)
 
-    def _fail(self, letter: Letter, error: KafkaError) -> None:
-        self._bytes -= letter.size
-        if letter.timer is not None:
-            letter.timer.cancel()
-        if not letter.written.done():
-            letter.written.set_exception(error)
-            letter.written.exception()  # told to who waits; where nobody does, no warning either
+
+def _sizes(items: Sequence[Item]) -> list[int]:
+    """About, of each; records that share their headers have them measured once. Raises as
+    `size_of`."""
+    sizes: list[int] = []
+    last: Headers | None = None
+    beside = 0
+    for _, key, value, headers, _ in items:
+        if headers is not last:
+            last, beside = headers, size_of(None, None, headers)
+        if type(key) is bytes and type(value) is bytes:
+            sizes.append(beside + len(key) + len(value))
+        else:
+            sizes.append(beside + size_of(key, value, ()) - OVERHEAD)
+    return sizes
+
+
+def _hand_on(told: Results, written: asyncio.Future[int]) -> None:
+    """What became of the only one of a parcel, to who waits for it."""
+    if written.done():
+        return
+    if isinstance(told[0], int):
+        written.set_result(told[0])
+    else:
+        written.set_exception(told[0])
+        written.exception()  # told to who waits; where nobody does, no warning either

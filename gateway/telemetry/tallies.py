@@ -69,13 +69,14 @@ class Writes:
     bytes: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, Histogram] = field(default_factory=dict)
 
-    def written(self, topic: str, size: int, seconds: float) -> None:
-        self.records[topic, "written"] += 1
+    def written(self, topic: str, size: int, seconds: float, times: int = 1) -> None:
+        """size: of all of them."""
+        self.records[topic, "written"] += times
         self.bytes[topic] += size
         found = self.seconds.get(topic)
         if found is None:
             found = self.seconds[topic] = Histogram()
-        found.observe(seconds)
+        found.observe(seconds, times)
 
 
 @dataclass(slots=True)

@@ -47,8 +47,8 @@ def test_a_batch_of_unknown_fate_goes_again_as_it_was(answer: int | None):
     box.put("b", 10)
     open_ = box.unanswered(0.0) if answer is None else box.answered(answer, 0.0)
     assert open_ == (Fate.OPEN, ())
-    assert not box.withdraw("a")
-    assert box.withdraw("b")
+    assert box.withdraw(["a"]) == []
+    assert box.withdraw(["b"]) == ["b"]
     assert (box.producer, box.sequence, box.batch()) == (ME, 0, ["a"])
     assert box.answered(0, 1.0) == (Fate.WRITTEN, ["a"])
 
@@ -57,7 +57,7 @@ def test_a_batch_refused_before_it_was_appended_may_be_withdrawn():
     box = outbox("a", "b")
     box.batch()
     assert box.answered(NOT_ENOUGH, 0.0).fate is Fate.OPEN
-    assert box.withdraw("a")
+    assert box.withdraw(["a"]) == ["a"]
     assert (box.sequence, box.batch()) == (0, ["b"])
 
 
@@ -115,7 +115,7 @@ def test_a_batch_is_given_up_when_nobody_said_what_became_of_it_for_long():
 def test_what_was_never_sent_is_not_given_up():
     box = outbox("a", doubt=60.0)
     assert box.delayed(1e9).fate is Fate.OPEN
-    assert box.withdraw("a")
+    assert box.withdraw(["a"]) == ["a"]
 
 
 def test_a_stranger_introduces_itself_again():
@@ -206,7 +206,7 @@ def test_whatever_happens_a_record_is_written_as_it_is_told_and_once(steps: list
             tell(box.delayed(now))
         elif step == "withdraw":
             item = next((item for item in box.items() if item not in withdrawn), None)
-            if item is not None and box.withdraw(item):
+            if item is not None and box.withdraw([item]):
                 withdrawn.add(item)
         elif box:
             if box.producer is None:

@@ -17,6 +17,7 @@ from gateway.core.record import Record, TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
 from gateway.kafka.cluster import Cluster
 from gateway.kafka.embedded import EmbeddedKafka
+from gateway.kafka.letters import Item
 from gateway.kafka.offsets import LATEST, Offset
 from gateway.kafka.producer import Producer
 
@@ -64,6 +65,45 @@ async def test_a_thousand_at_once_are_in_the_order_of_the_calls(embedded):
             ]
             assert [record.offset for record in written] == offsets[number::3]
         assert kafkas.requests["Produce"] < 100
+
+
+async def test_many_at_once_are_told_of_together_in_their_order(embedded):
+    embedded.create_topic("t", 2)
+    other = TopicPartition("t", 1)
+    async with producing(embedded.bootstrap, "t") as (kafkas, producer):
+        items = [Item(T, b"k", b"a"), Item(other, None, b"c"), Item(T, None, b"b", (), 7)]
+        assert await producer.put_many(items, within=LONG) == [0, 0, 1]
+        assert await producer.put_many([], within=LONG) == []
+        written = await log(kafkas, T)
+        assert [(r.value, r.timestamp == 7) for r in written] == [(b"a", False), (b"b", True)]
+
+
+async def test_one_of_many_that_is_too_large_is_refused_alone(kafka, topic):
+    name = topic(partitions=2)
+    tp, other = TopicPartition(name, 0), TopicPartition(name, 1)
+    async with producing(kafka.bootstrap, name) as (_, producer):
+        items = [Item(tp, None, b"a"), Item(other, None, b"x" * (2 << 20)), Item(tp, None, b"b")]
+        first, refused, last = await producer.put_many(items, within=LONG)
+    assert (first, last) == (0, 1)
+    assert isinstance(refused, PartitionFailed) and refused.partition == 1
+
+
+async def test_many_that_kafka_never_hears_of_are_all_told_so(one):
+    async with producing(one.bootstrap, "t") as (_, producer):
+        one.down(1)
+        told = await producer.put_many([Item(T, None, b"v")] * 3, within=0.2)
+        assert [type(each) for each in told] == [BrokerUnavailable] * 3
+        assert producer.waiting == 0
+
+
+async def test_batches_are_compressed_as_wanted(one):
+    async with producing(one.bootstrap, "t") as (kafkas, _):
+        for codec in ("gzip", "snappy", "lz4", "zstd"):
+            packed = Producer(kafkas, compression=codec)
+            await packed.put(T, None, codec.encode() * 100, within=LONG)
+            await packed.close()
+        written = await log(kafkas, T)
+        assert [r.value[:4] for r in written] == [b"gzip", b"snap", b"lz4l", b"zstd"]
 
 
 async def test_whatever_may_be_missing_of_a_record_may_be_missing(one):
