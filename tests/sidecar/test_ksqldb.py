@@ -1,0 +1,203 @@
+"""Against a double of ksqlDB that is built from its public reference, on hypercorn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from support.brokers import embedded_kafka
+from support.ksqldb import Ksqldb, names, running_ksqldb
+from support.served import served
+from support.sidecars import running_sidecar
+from support.tcp_proxy import TcpProxy
+from support.until import until
+
+kafka = embedded_kafka()
+SELECT = "SELECT * FROM ORDERS EMIT CHANGES"
+
+
+@asynccontextmanager
+async def asking(kafka: Any, **options: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Ksqldb]]:
+    async with (
+        running_ksqldb() as ksqldb,
+        running_sidecar(kafka.bootstrap, ksqldb={"url": ksqldb.url, **options}) as http,
+    ):
+        yield http, ksqldb
+
+
+async def test_a_pull_query_is_answered_with_all_its_rows(kafka):
+    async with asking(kafka) as (http, ksqldb):
+        ksqldb.row(1, "a")
+        ksqldb.row(2, "b")
+        ksqldb.over()
+        asked = {
+            "query": "SELECT * FROM TOTALS",
+            "queryType": "pull",
+            "tableScanEnable": True,
+            "properties": {"ksql.query.pull.max.qps": "5"},
+        }
+        answer = await http.post("/ksqldb/active", json=asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == [{"ID": 1, "NAME": "a"}, {"ID": 2, "NAME": "b"}]
+        assert ksqldb.asked[0].body == {
+            "sql": "SELECT * FROM TOTALS;",
+            "properties": {
+                "ksql.query.pull.max.qps": "5",
+                "ksql.query.pull.table.scan.enabled": True,
+            },
+        }
+
+
+async def test_a_push_query_is_answered_with_so_many_rows_or_what_came_in_time(kafka):
+    async with asking(kafka) as (http, ksqldb):
+        for id in range(3):
+            ksqldb.row(id, str(id))
+        asked = {"query": SELECT, "queryType": "push", "offset": "earliest"}
+        answer = await http.post("/ksqldb/active?limit=2", json=asked)
+        assert names(answer.json()) == ["0", "1"]
+        await until(lambda: ksqldb.running == 0, "the query's end at the server")
+        ksqldb.says = asyncio.Queue()
+        answer = await http.post("/ksqldb/active?timeout=100", json=asked)
+        assert (answer.status_code, answer.json()) == (200, [])
+
+
+async def test_rows_are_streamed_as_they_come_until_the_client_leaves(kafka):
+    async with asking(kafka) as (http, ksqldb):
+        request = http.stream(
+            "POST",
+            "/ksqldb/active",
+            json={"query": SELECT, "queryType": "push"},
+            headers={"Accept": "application/x-ndjson"},
+        )
+        async with request as answer:
+            lines = answer.aiter_lines()
+            for id in range(3):
+                ksqldb.row(id, "x")
+                assert json.loads(await anext(lines)) == {"ID": id, "NAME": "x"}
+            assert ksqldb.running == 1
+        await until(lambda: ksqldb.running == 0, "the query's end at the server")
+
+
+async def test_what_goes_wrong_behind_the_first_line_is_the_last_line(kafka):
+    async with asking(kafka) as (http, ksqldb):
+        ksqldb.row(1, "x")
+        ksqldb.error(50000, "the query broke")
+        asked, accept = {"query": SELECT}, {"Accept": "application/x-ndjson"}
+        answer = await http.post("/ksqldb/active", json=asked, headers=accept)
+        row, last = map(json.loads, answer.text.splitlines())
+        assert row == {"ID": 1, "NAME": "x"}
+        assert (last["statusCode"], last["code"]) == (503, "KSQLDB_50000")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "answered"),
+    [(400, 40001, 400), (401, 40100, 503), (403, 40301, 403), (500, 50000, 503)],
+)
+async def test_errors_of_ksqldb_are_told_with_their_codes(kafka, status, code, answered):
+    async with asking(kafka) as (http, ksqldb):
+        ksqldb.refusing = status, {"error_code": code, "message": "ORDERS does not exist"}
+        answer = await http.post("/ksqldb/active", json={"query": SELECT})
+        assert answer.status_code == answered
+        assert answer.json()["code"] == f"KSQLDB_{code}"
+        assert "ORDERS does not exist" in answer.text
+
+
+async def test_a_server_that_is_away_is_503_and_a_wrong_request_400(kafka):
+    async with (
+        TcpProxy() as proxy,
+        running_sidecar(kafka.bootstrap, ksqldb={"url": f"http://{proxy.address}"}) as http,
+    ):
+        await proxy.refuse()
+        answer = await http.post("/ksqldb/active", json={"query": SELECT})
+        assert (answer.status_code, answer.json()["code"]) == (503, "KSQLDB_UNAVAILABLE")
+        assert "retry-after" in answer.headers
+        answer = await http.post("/ksqldb/active", json={"query": SELECT, "ofset": "latest"})
+        assert (answer.status_code, "offset" in answer.text) == (400, True)
+
+
+class BackEnd:
+    """Keeps the rows that it is given, unless it is told to answer otherwise."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.status = 200
+        self.calls: list[Request] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        request = Request(scope, receive)
+        rows = await request.json()
+        self.calls.append(request)
+        if self.status == 200:
+            self.rows += rows
+        await Response(status_code=self.status)(scope, receive, send)
+
+
+def begun(ksqldb: Ksqldb) -> int:
+    """How often a query was, once there is no other left that could take its rows."""
+    asked = sum(each.path == "/query-stream" for each in ksqldb.asked)
+    return asked if ksqldb.running == 1 else 0
+
+
+def query(url: str, **options: Any) -> dict[str, Any]:
+    return {
+        "queries": [{"name": "orders", "query": SELECT, **options}],
+        "backend": {"host": url},
+        "reconnect": {"initial": "10ms", "max": "50ms"},
+    }
+
+
+async def test_rows_of_a_configured_query_reach_the_back_end_whatever_breaks(kafka):
+    back_end = BackEnd()
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        port = int(ksqldb.url.rpartition(":")[2])
+        async with TcpProxy("127.0.0.1", port) as proxy:
+            options = {"url": f"http://{proxy.address}", **query(url, offset="earliest")}
+            async with running_sidecar(kafka.bootstrap, ksqldb=options) as http:
+                ksqldb.row(1, "a")
+                await until(lambda: names(back_end.rows) == ["a"], "the first row")
+                call = back_end.calls[0]
+                assert call.url.path == "/kafka/ksqldb"
+                assert call.headers["x-ksqldb-query"] == "orders"
+                assert call.headers["x-correlation-id"]
+
+                back_end.status = 503
+                ksqldb.row(2, "b")
+                await until(lambda: len(back_end.calls) >= 3, "the row tried again")
+                ksqldb.raw(b'[3,"ha')
+                await until(ksqldb.says.empty, "half a row on its way")
+                proxy.cut()
+                await until(lambda: begun(ksqldb) == 2, "the query begun again")
+                back_end.status = 200
+                ksqldb.row(4, "d")
+                await until(lambda: names(back_end.rows) == ["a", "b", "d"], "the other rows")
+                assert ksqldb.asked[0].body["properties"] == {"auto.offset.reset": "earliest"}
+
+                ksqldb.over()
+                await until(lambda: begun(ksqldb) == 3, "the query that was ended begun again")
+                ksqldb.row(5, "e")
+                await until(lambda: names(back_end.rows)[-1] == "e", "its row")
+                assert (await http.get("/health/readiness")).text == "OK"
+                await proxy.refuse()
+                await until(lambda: ksqldb.running == 0, "the end of the query")
+                answer = await http.get("/health/readiness")
+                assert answer.status_code == 503
+                assert answer.text.startswith("ksqldb: query orders: ")
+
+
+async def test_a_configured_pull_query_is_asked_once(kafka):
+    back_end = BackEnd()
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        ksqldb.row(1, "a")
+        ksqldb.over()
+        options = {"url": ksqldb.url, **query(url, queryType="pull")}
+        async with running_sidecar(kafka.bootstrap, ksqldb=options) as http:
+            await until(lambda: names(back_end.rows) == ["a"], "the row")
+            assert (await http.get("/health/readiness")).text == "OK"
+            assert len([each for each in ksqldb.asked if each.path == "/query-stream"]) == 1

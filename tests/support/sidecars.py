@@ -1,0 +1,27 @@
+"""The sidecar in the test's own loop, asked over a socket, with the gateway's own edge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from support.gateways import config_for
+from support.in_process import in_process
+
+from gateway.cli.beside import sidecar
+
+
+@asynccontextmanager
+async def running_sidecar(
+    bootstrap: str | Iterable[str], *, guards: Any = None, **sections: Any
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of it. sections: of `sidecar`, empty ones too."""
+    more = {} if guards is None else {"guards": guards}
+    config = config_for(bootstrap, [], [], sidecar=sections, **more)
+    async with (
+        in_process(config, beside=sidecar) as (url, _),
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as http,
+    ):
+        yield http
