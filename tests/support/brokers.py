@@ -27,7 +27,14 @@ from gateway.kafka.local.node import Node
 from gateway.kafka.local.properties import FAST_RETENTION, SINGLE
 
 # Asking for an unknown topic must not create it: that is what tests ask about.
-PROPERTIES = {"auto.create.topics.enable": "false"}
+PROPERTIES = {
+    "auto.create.topics.enable": "false",
+    # Members of a group by KIP-848 have the broker's timeouts; its own are 45 s and 5 s.
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.consumer.session.timeout.ms": "6000",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "500",
+}
 # KIP-392: who says its rack is sent to the replica there; nobody else is.
 NEAREST = {
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
