@@ -12,6 +12,7 @@
     |   +-- UnknownTopic        no broker knows the topic
     |   +-- PartitionFailed     one partition answered with an error code
     |   +-- GroupFailed         a consumer group cannot be joined, or used
+    |   +-- Fenced              another one has the transactional id by now: nothing is written
     |   +-- NotOwned            a partition is not this member's (any more): nothing is committed
     +-- RequestError            a client asked for something it cannot have; carries an HTTP status
     |   +-- KeyReused           an idempotency key, for another record than at first
@@ -121,6 +122,10 @@ class GroupFailed(KafkaError):
         super().__init__(message)
         self.group = group
         self.code = code
+
+
+class Fenced(KafkaError):
+    """Another one writes under the transactional id by now; what was open is undone."""
 
 
 class NotOwned(KafkaError):

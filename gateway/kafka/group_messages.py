@@ -41,19 +41,20 @@ class CoordinatorAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class FindCoordinatorRequest(Request[CoordinatorAnswer]):
-    """Which broker coordinates a group."""
+    """Which broker coordinates a group, or another kind of key."""
 
     API = 10
     NAME = "FindCoordinator"
     SPOKEN = Versions(1, 6, 3)
 
     group: str
+    kind: int = _GROUP
 
     def encode(self, version: int) -> bytes:
         out = Writer(version >= self.SPOKEN.flexible)
         if version < _BATCHED:
             out.string(self.group)
-        out.i8(_GROUP)
+        out.i8(self.kind)
         if version >= _BATCHED:
             out.array(1)
             out.string(self.group)

@@ -62,6 +62,7 @@ class ProduceRequest(Request[ProduceAnswer]):
     """One batch each of some partitions.
 
     timeout: milliseconds that the broker waits for its replicas.
+    transactional_id: of batches that are part of a transaction.
     """
 
     API = 0
@@ -70,10 +71,11 @@ class ProduceRequest(Request[ProduceAnswer]):
 
     batches: Mapping[TopicPartition, bytes]
     timeout: int
+    transactional_id: str | None = None
 
     def encode(self, version: int) -> bytes:
         out = Writer(flexible=False)
-        out.string(None)  # no transactional id
+        out.string(self.transactional_id)
         out.i16(_ALL)
         out.i32(self.timeout)
         topics: dict[str, list[int]] = {}
