@@ -66,6 +66,11 @@ class Backend(Section):
     timeout: Wait = Field(
         default=30.0, description="How long one answer may take. For slow back ends."
     )
+    health_path: Text | None = Field(
+        default="/health",
+        description="Where it says whether it is well: no record is given up for its errors while "
+        "it is not. null: it cannot be asked. For data that must last.",
+    )
 
 
 class Idempotency(Section):
@@ -213,6 +218,18 @@ class Group(Membership):
     retry_delay: Wait = Field(
         default=1.0, description="Before a batch is tried again; it grows. For back ends."
     )
+    retry_delay_max: Wait = Field(
+        default=30.0, description="The longest of these waits. For back ends that restart."
+    )
+    parallelism: Annotated[Number, within(1, 1000, str)] = Field(
+        default=1,
+        description="Batches under way at a time, each of other partitions. For busy topics.",
+    )
+    accept_empty: Flag = Field(
+        default=False,
+        description="Whether success without a body means that all records are processed. For back "
+        "ends that do not tell them apart.",
+    )
     revoke_timeout: Wait = Field(
         default=10.0, description="How long a batch holds up a rebalance. For slow back ends."
     )
@@ -226,6 +243,11 @@ class Group(Membership):
     )
     dead_letter_topic_ext: Text = Field(
         default=".dlq", description="What its name ends in. For operators."
+    )
+    dead_letter_make: Flag = Field(
+        default=True,
+        description="Whether it is made where it is missing; else batches with a failed record "
+        "wait for it. For operators.",
     )
 
     @classmethod
