@@ -15,7 +15,7 @@ from starlette.responses import Response
 from support.brokers import embedded_kafka
 from support.ksqldb import Ksqldb, names, running_ksqldb
 from support.served import served
-from support.sidecars import running_sidecar
+from support.sidecars import ready, running_sidecar
 from support.tcp_proxy import TcpProxy
 from support.until import until
 
@@ -183,7 +183,7 @@ async def test_rows_of_a_configured_query_reach_the_back_end_whatever_breaks(kaf
                 await until(lambda: begun(ksqldb) == 3, "the query that was ended begun again")
                 ksqldb.row(5, "e")
                 await until(lambda: names(back_end.rows)[-1] == "e", "its row")
-                assert (await http.get("/health/readiness")).text == "OK"
+                await ready(http)
                 await proxy.refuse()
                 await until(lambda: ksqldb.running == 0, "the end of the query")
                 answer = await http.get("/health/readiness")
@@ -199,5 +199,5 @@ async def test_a_configured_pull_query_is_asked_once(kafka):
         options = {"url": ksqldb.url, **query(url, queryType="pull")}
         async with running_sidecar(kafka.bootstrap, ksqldb=options) as http:
             await until(lambda: names(back_end.rows) == ["a"], "the row")
-            assert (await http.get("/health/readiness")).text == "OK"
+            await ready(http)
             assert len([each for each in ksqldb.asked if each.path == "/query-stream"]) == 1

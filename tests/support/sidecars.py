@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -25,3 +26,18 @@ async def running_sidecar(
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=60.0) as http,
     ):
         yield http
+
+
+async def ready(http: httpx.AsyncClient, within: float = 60.0) -> None:
+    """Until it says that it can serve."""
+    last = ""
+    try:
+        async with asyncio.timeout(within):
+            while True:
+                answer = await http.get("/health/readiness")
+                if answer.status_code == 200:
+                    return
+                last = answer.text
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"not ready: {last}") from None
