@@ -114,11 +114,6 @@ class Producer(Section):
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = Field(
         default="none", description="Of the batches in Kafka. For networks and disks."
     )
-    auto_register: Flag = Field(
-        default=True,
-        description="Whether a schema that a request brings as text is registered. For registries "
-        "that only pipelines write to.",
-    )
     idempotency: Idempotency = Field(
         default=Idempotency(), description="What Idempotency-Key does. For back ends that repeat."
     )

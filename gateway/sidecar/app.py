@@ -45,7 +45,7 @@ AGAIN = 1.0  # seconds until a part that failed is begun again
 # are in `spec/MODULE.yaml`.
 PARTS: Mapping[str, Sequence[str]] = {
     "audit": ["audit:Audits"],
-    "producer": [],
+    "producer": ["producer:Producers"],
     "consumer": [],
     "reactive": [],
     "ksqldb": ["ksqldb:KsqlDb"],

@@ -136,4 +136,6 @@ def _phrase(status: int) -> str:
 
 
 def _word(status: int) -> str:
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return "CONTENT_TOO_LARGE"  # RFC 9110 15.5.14; Python's own word is another from 3.13 on
     return HTTPStatus(status).phrase.upper().replace(" ", "_").replace("-", "_")

@@ -1,0 +1,129 @@
+"""`POST /producers/{topic}`: records to Kafka, and what became of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ..errors import KafkaError
+from ..formats.codec import Format, SchemaRef
+from ..kafka.messages import TopicAnswer
+from . import body, ndjson, outcome
+from .context import Context, Unaudited
+from .ids import Ids, current
+from .order import Order, Orders, Side
+from .scope import WRITE
+from .spec import wrong
+
+NDJSON = "application/x-ndjson"
+
+
+class Producers:
+    """The part `producer`."""
+
+    def __init__(self, context: Context) -> None:
+        section = context.section.producer
+        assert section is not None
+        self.context = context
+        self.settings = section
+        self.orders = Orders(context.codecs, context.spec.validator("ProduceRecord"))
+        self._operation = context.spec["postData"]
+        self.routes: Sequence[BaseRoute] = [
+            Route("/producers/{topic}", self.post, methods=["POST"], name="producers"),
+        ]
+
+    async def run(self) -> None:
+        """Nothing runs beside it."""
+
+    async def check(self) -> None:
+        await self.context.check()
+
+    async def post(self, request: Request) -> Response:
+        asked = self._operation.parameters(request)
+        topic = asked["topic"]
+        await self.context.scope(request, WRITE, [topic])
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON:
+            return await self._stream(request, asked)
+        data = await body.read(request, self.settings.max_bytes)
+        wanted = self.parsed(data, request.headers.get("content-type"))
+        self.context.reachable()
+        known = await self.context.topic(topic)
+        ids = current()
+        order = await self.orders.of(known, wanted["records"], self.sides(topic, wanted), ids)
+        results = await self.context.producer.put_many(order.items, within=self.settings.timeout)
+        self.audit(order, results, ids)
+        return outcome.respond(outcome.body_of(outcome.each(order, results), order.schema_ids))
+
+    def parsed(self, data: bytes, kind: str | None) -> dict[str, Any]:
+        """A body, validated but for its records: those are when they are taken on. Raises Refusal
+        400 and 415."""
+        wanted = self._operation.parsed(data, kind)
+        validator = self._operation.validator
+        assert validator is not None
+        records = wanted.get("records") if isinstance(wanted, dict) else None
+        if isinstance(records, list):
+            validator.check({**wanted, "records": []})
+        else:
+            validator.check(wanted)
+        found: dict[str, Any] = wanted
+        return found
+
+    def sides(self, topic: str, wanted: Mapping[str, Any]) -> tuple[Side, Side]:
+        """How keys and values are written: as the request has it, the topic, or all topics."""
+        section = self.context.section
+        key = section.key_format(topic, self.settings.key_format)
+        value = section.value_format(topic, self.settings.value_format)
+        return _side(wanted, "key", key), _side(wanted, "value", value)
+
+    def audit(self, order: Order, results: Sequence[int | KafkaError], ids: Ids) -> None:
+        """Of each record that was handed to Kafka."""
+        audit = self.context.audit
+        if isinstance(audit, Unaudited):
+            return
+        for item, result in zip(order.items, results, strict=True):
+            written = isinstance(result, int)
+            own = Ids.of_record(item.headers)
+            audit.produced(
+                item.tp.topic, item.tp.partition, result if isinstance(result, int) else -1,
+                item.key, correlation=own.correlation, traceability=own.traceability,
+                error=None if written else str(result),
+            )  # fmt: skip
+
+    async def _stream(self, request: Request, asked: Mapping[str, Any]) -> Response:
+        if "Idempotency-Key" in asked:
+            what = "is for one answer, and NDJSON has one for each line"
+            raise wrong("header Idempotency-Key", f"{what}; send application/json")
+        self.context.reachable()
+        known = await self.context.topic(asked["topic"])
+        return ndjson.Lines(request, self, known, self.sides(known.name, asked))
+
+    async def written(
+        self,
+        topic: TopicAnswer,
+        records: Sequence[Any],
+        sides: Sequence[Side],
+        called: Callable[[int], str],
+    ) -> tuple[Order, asyncio.Future[list[int | KafkaError]]]:
+        """Records handed to Kafka, and what will become of them. Raises as `Orders.of`, and
+        BrokerUnavailable where too much waits."""
+        order = await self.orders.of(topic, records, sides, current(), called=called)
+        told = self.context.producer.put_many(order.items, within=self.settings.timeout)
+        return order, told
+
+
+def _side(wanted: Mapping[str, Any], name: str, otherwise: str) -> Side:
+    given = wanted.get(f"{name}Format")
+    return Side(
+        Format.of(otherwise if given is None else given),
+        SchemaRef(
+            id=wanted.get(f"{name}SchemaId"),
+            version=wanted.get(f"{name}SchemaVersion"),
+            subject=wanted.get(f"{name}SchemaSubject"),
+            text=wanted.get(f"{name}Schema"),
+        ),
+    )
