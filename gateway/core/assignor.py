@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from heapq import heapify, heapreplace
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 from .record import TopicPartition
@@ -76,8 +76,12 @@ def _given(
     }
 
 
+_Held = dict[str, defaultdict[str, set[int]]]  # member, topic, partitions
+
+
 class _Spread:
-    """Partitions on members while they are evened out."""
+    """Partitions on members while they are evened out. `_loose` has what is held by others than
+    the owner, or has none: to move it on costs nothing."""
 
     def __init__(
         self,
@@ -88,7 +92,8 @@ class _Spread:
         self._partitions = partitions
         self._owners = owners
         self._load = {claim.member: 0 for claim in claims}
-        self._held: dict[str, dict[str, set[int]]] = {m: defaultdict(set) for m in self._load}
+        self._held: _Held = {member: defaultdict(set) for member in self._load}
+        self._loose: _Held = {member: defaultdict(set) for member in self._load}
         self._readers: dict[str, tuple[str, ...]] = {
             topic: tuple(sorted(c.member for c in claims if topic in c.topics))
             for topic in sorted(partitions)
@@ -111,15 +116,55 @@ class _Spread:
 
     def even(self) -> None:
         """Until no hand-over, nor a chain of them, makes it more even (an optimal
-        semi-matching: Harvey et al., 2006)."""
-        moved = True
-        while moved:
-            moved = False
-            for member in sorted(self._load, key=lambda name: (-self._load[name], name)):
-                while chain := self._chain(member):
-                    for step in chain:
-                        self._hand(*step)
-                    moved = True
+        semi-matching: Harvey et al., 2006): first of what nobody would have to give up, so that
+        what is even already, with what is free, moves nothing."""
+        for within in (self._loose, self._held):
+            while self._level(within):
+                pass
+        while self._return():
+            pass
+
+    def _level(self, within: _Held) -> bool:
+        """Take from who has the most as long as there is somebody to give to."""
+        moved = False
+        heap = [(-load, member) for member, load in self._load.items()]
+        heapify(heap)
+        while heap:
+            known, member = heap[0]
+            if -known != self._load[member]:  # it was given something since
+                heapreplace(heap, (-self._load[member], member))
+            elif chain := self._chain(member, within):
+                for step in chain:
+                    self._hand(*step)
+                moved = True
+            else:
+                heappop(heap)
+        return moved
+
+    def _return(self) -> bool:
+        """Back to the owner what it could as well have kept: its holder has one more anyway, or
+        takes something else for it."""
+        moved = False
+        for holder, topics in self._loose.items():
+            for tp in [
+                TopicPartition(topic, one) for topic, held in topics.items() for one in held
+            ]:
+                owner = self._owners.get(tp)
+                if owner is None or owner not in self._readers[tp.topic]:
+                    continue
+                if self._load[holder] <= self._load[owner]:
+                    if (other := self._exchanged(owner, holder)) is None:
+                        continue
+                    self._hand(owner, other, holder)
+                self._take(holder, *tp)
+                self._add(owner, *tp)
+                moved = True
+        return moved
+
+    def _exchanged(self, giver: str, taker: str) -> str | None:
+        """A topic of which one could give another a partition that is not its own."""
+        topics = (topic for topic, held in self._loose[giver].items() if held)
+        return next((topic for topic in topics if taker in self._readers[topic]), None)
 
     def assignment(self) -> Assignment:
         return {
@@ -144,7 +189,7 @@ class _Spread:
         self._add(owner, *tp)
         return True
 
-    def _chain(self, start: str) -> list[tuple[str, str, str]]:
+    def _chain(self, start: str, within: _Held) -> list[tuple[str, str, str]]:
         """The shortest way to take one from `start` and give one to somebody with two less:
         (giver, topic, taker) of each step; empty where there is none."""
         enough = self._load[start] - 2
@@ -154,18 +199,22 @@ class _Spread:
         topics: set[str] = set()
         level = [start]
         while level:
-            level = list(self._reached(level, came, topics))
+            level = list(self._reached(level, came, topics, within))
             least = min(level, key=lambda name: (self._load[name], name), default=start)
             if self._load[least] <= enough:
                 return _steps(came, least)
         return []
 
     def _reached(
-        self, level: Iterable[str], came: dict[str, tuple[str, str]], topics: set[str]
+        self,
+        level: Iterable[str],
+        came: dict[str, tuple[str, str]],
+        topics: set[str],
+        within: _Held,
     ) -> Iterator[str]:
         """Who can be given something by one of `level`; each member and topic once."""
         for giver in level:
-            held = self._held[giver]
+            held = within[giver]
             # What it has most of goes first: topics stay mixed.
             for topic in sorted(held, key=lambda name: (-len(held[name]), name)):
                 if topic in topics or not held[topic]:
@@ -177,19 +226,23 @@ class _Spread:
                         yield taker
 
     def _hand(self, giver: str, topic: str, taker: str) -> None:
-        """One partition, if possible one that is the taker's or not the giver's by ownership."""
-
-        def dear(partition: int) -> tuple[int, int]:
-            owner = self._owners.get(TopicPartition(topic, partition))
-            return (0 if owner == taker else 2 if owner == giver else 1), -partition
-
-        partition = min(self._held[giver][topic], key=dear)
-        self._held[giver][topic].remove(partition)
-        self._load[giver] -= 1
+        """One partition, if possible one that is the taker's, or at least not the giver's."""
+        partition = min(
+            self._loose[giver][topic] or self._held[giver][topic],
+            key=lambda one: (self._owners.get(TopicPartition(topic, one)) != taker, -one),
+        )
+        self._take(giver, topic, partition)
         self._add(taker, topic, partition)
+
+    def _take(self, member: str, topic: str, partition: int) -> None:
+        self._held[member][topic].remove(partition)
+        self._loose[member][topic].discard(partition)
+        self._load[member] -= 1
 
     def _add(self, member: str, topic: str, partition: int) -> None:
         self._held[member][topic].add(partition)
+        if self._owners.get(TopicPartition(topic, partition)) != member:
+            self._loose[member][topic].add(partition)
         self._load[member] += 1
 
 

@@ -193,6 +193,7 @@ def test_no_single_hand_over_or_return_would_make_it_better(group):
     claims, partitions = group
     target = assign(claims, partitions).target
     owner = {tp: one.member for one in claims for tp in one.owned}
+    topics = {one.member: one.topics for one in claims}
     for member, tps in target.items():
         for other in claims:
             gap = len(tps) - len(target[other.member])
@@ -200,6 +201,9 @@ def test_no_single_hand_over_or_return_would_make_it_better(group):
             assert not (within and gap >= 2)
             back = {tp for tp in within if owner.get(tp) == other.member != member}
             assert not (back and gap >= 1)
+            theirs = {tp for tp in target[other.member] if tp.topic in topics[member]}
+            there = {tp for tp in theirs if owner.get(tp) == member != other.member}
+            assert not (back and there), "two exchanged what both could have kept"
 
 
 @given(groups())
