@@ -276,7 +276,7 @@ class ClassicMember:
         return events
 
     def _silent(self, now: float) -> list[Event]:
-        if now - self._heard < self.session_timeout:
+        if not self.owned or now - self._heard < self.session_timeout:
             return []
         return self._lose("the coordinator was not heard of for the session timeout")
 

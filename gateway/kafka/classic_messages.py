@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,7 +182,7 @@ def _member(out: Writer, ask: MemberAsk) -> None:
     out.string(ask.identity.instance_id)
 
 
-REQUESTS: Mapping[type[Ask], type[Request[Any]]] = {
+REQUESTS: Mapping[type[Ask], Callable[[Any], Request[Any]]] = {
     JoinAsk: JoinRequest,
     SyncAsk: SyncRequest,
     HeartbeatAsk: HeartbeatRequest,
