@@ -13,18 +13,23 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+from gateway.core.classic_member import ClassicMember
 from gateway.core.consumer_member import ConsumerMember
 from gateway.core.member import Ask, Membership
 from gateway.errors import GroupFailed
 
-from . import group_messages
+from . import classic_messages, group_messages
 from .group_messages import HeartbeatRequest
 from .messages import Request
 
 Name = Literal["auto", "consumer", "classic"]
 UNSUPPORTED_VERSION = 35
+HEARTBEAT = 3.0  # seconds, or a third of the session timeout; as Java's consumer
 
-_REQUESTS: Mapping[type[Ask], Callable[[Any], Request[Any]]] = {**group_messages.REQUESTS}
+_REQUESTS: Mapping[type[Ask], Callable[[Any], Request[Any]]] = {
+    **group_messages.REQUESTS,
+    **classic_messages.REQUESTS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,17 @@ class Protocols:
 
     def member(self, group: str, versions: Mapping[int, tuple[int, int]]) -> Membership:
         """For a coordinator that speaks these apis. Raises GroupFailed where it cannot."""
-        if HeartbeatRequest.API in versions and self.name != "classic":
+        speaks = HeartbeatRequest.API in versions
+        if self.name == "classic" or (self.name == "auto" and not speaks):
+            return ClassicMember(
+                group,
+                session_timeout=self.session_timeout,
+                rebalance_timeout=self.rebalance_timeout,
+                interval=self.heartbeat_interval or min(HEARTBEAT, self.session_timeout / 3),
+                random=random.random,
+                instance_id=self.instance_id,
+            )
+        if speaks:
             return ConsumerMember(
                 group,
                 _member_id(),
