@@ -18,8 +18,10 @@ from .substitution import Unsettled, shown
 PATHS: Mapping[str, frozenset[str]] = {
     "producer": frozenset({"producers"}),
     "consumer": frozenset({"consumers", "topics", "brokers"}),
+    "reactive": frozenset({"reactive"}),
     "deadLetter": frozenset({"consumers"}),
     "replay": frozenset({"replays"}),
+    "audit": frozenset({"consumers"}),
     "ksqldb": frozenset({"ksqldb"}),
     "admin": frozenset({"adm"}),
 }
@@ -41,6 +43,10 @@ def sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
         what = "instances of consumers live in one process, and their requests would meet others"
         hint = "set listen.workers: 1, and run more replicas with consumer.baseUri"
         yield Problem(("sidecar", "consumer"), f"{what}; {hint}", key=True)
+    queries = _map(written.get("ksqldb")).get("queries")
+    if queries and str(workers) != "1" and not isinstance(workers, Unsettled):
+        what = "each worker would ask every query, and the back end get all rows from each"
+        yield Problem(("sidecar", "ksqldb", "queries"), f"{what}; set listen.workers: 1", key=True)
 
 
 def takes(raw: Mapping[str, Any], path: str) -> bool:

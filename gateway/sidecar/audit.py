@@ -25,8 +25,10 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ..core.record import TopicPartition
-from ..errors import BrokerUnavailable, KafkaError
+from ..errors import BrokerUnavailable, KafkaError, UnknownTopic
+from ..kafka.messages import TopicAnswer
 from ..kafka.partitioner import partition_of
+from ..kafka.topics import make_topic
 from ..telemetry import catalog
 from ..telemetry.figures import Figures
 from .body import read
@@ -180,7 +182,7 @@ class Audits:
 
     async def _written(self, records: Sequence[Told]) -> list[Told]:
         """To Kafka; those that it may have next time."""
-        known = await self._context.topic(self._settings.topic)
+        known = await self._topic()
         under_way = []
         for each in records:
             key = str(each.get("correlationId") or each["id"]).encode()
@@ -198,6 +200,15 @@ class Audits:
             else:
                 self._fine(1)
         return again
+
+    async def _topic(self) -> TopicAnswer:
+        """Made where it is missing: what happens meanwhile waits."""
+        try:
+            return await self._context.topic(self._settings.topic)
+        except UnknownTopic:
+            if await make_topic(self._context.cluster, self._settings.topic):
+                log.info("audit: the topic %s is made", self._settings.topic)
+            return await self._context.topic(self._settings.topic)
 
     def _troubled(self, why: str) -> None:
         if self._trouble is None:

@@ -36,11 +36,11 @@ async def test_a_sidecar_that_can_serve_says_ok_as_text(kafka):
 
 
 @asynccontextmanager
-async def with_back_end(kafka: Any, timeout: str) -> AsyncIterator[tuple[Any, BackEnd, str]]:
+async def with_back_end(kafka: Any, within: str) -> AsyncIterator[tuple[Any, BackEnd, str]]:
     back_end = BackEnd()
     async with served(back_end) as url:
         health = {"downstreamEnabled": True, "downstreamHost": url, "downstreamPath": "/alive"}
-        health |= {"timeout": timeout, "useJson": True}
+        health |= {"timeout": within, "useJson": True}
         async with running_sidecar(kafka.bootstrap, health=health) as http:
             yield http, back_end, url
 
