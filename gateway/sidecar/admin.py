@@ -40,6 +40,7 @@ SCOPE = "admin"
 LARGEST = 64 << 10  # bytes of a request
 SOON = 0.2  # seconds before the end, in which the answer leaves
 ROOT = "ROOT"  # light-4j's name of the logger of all
+FOREIGN = ("origin", "forwarded", "via", "x-forwarded-for", "x-real-ip")
 LOCAL = "/adm is for programs of this machine; ask 127.0.0.1, or add sidecar.guarded"
 NO_CHAOS = "the chaos monkey is locked up; set sidecar.admin.chaos to true"
 
@@ -95,10 +96,7 @@ class Admin:
             who = await self._context.scope(request, SCOPE)
         else:
             who = "anyone"
-            address = request.client.host if request.client else None
-            if "origin" in request.headers or not is_loopback(_named(request)):
-                raise Refusal(403, LOCAL)
-            if address is not None and not is_loopback(address):
+            if not _is_local(request):
                 raise Refusal(403, LOCAL)
         if request.method != "GET":
             log.info("admin: %s %s by=%s", request.method, request.url.path, who)
@@ -157,6 +155,14 @@ class Admin:
     async def _body(self, request: Request, operation: str) -> Any:
         data = await read(request, LARGEST)
         return self._spec[operation].body(data, request.headers.get("content-type"))
+
+
+def _is_local(request: Request) -> bool:
+    """A program of this machine, as far as can be seen; what a proxy passes on is from anywhere."""
+    address = request.client.host if request.client else None
+    if any(name in request.headers for name in FOREIGN):
+        return False
+    return is_loopback(_named(request)) and (address is None or is_loopback(address))
 
 
 def _named(request: Request) -> str | None:

@@ -114,9 +114,17 @@ async def test_assaults_are_shown_and_set_by_our_names_and_light_4js(kafka):
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Origin": "http://127.0.0.1"}, {"Host": "evil.example"}, {"Host": "[::"}]
+    "headers",
+    [
+        {"Origin": "http://127.0.0.1"},
+        {"Host": "evil.example"},
+        {"Host": "[::"},
+        {"X-Forwarded-For": "10.0.0.1"},
+    ],
 )
-async def test_without_a_guard_neither_pages_nor_foreign_names_are_let_in(kafka, headers):
+async def test_without_a_guard_neither_pages_nor_foreign_names_nor_proxies_are_let_in(
+    kafka, headers
+):
     async with running_sidecar(kafka.bootstrap, admin={"chaos": True}) as http:
         for method, path in PATHS:
             answer = await http.request(method, path, headers=headers, json={})
