@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -65,6 +65,10 @@ class Write(NamedTuple):
     timestamp: int
 
 
+Placed: TypeAlias = dict[TopicPartition, list[int]]
+"""Offsets, in the order in which they were asked for; -1 where Kafka does not say."""
+
+
 class Transactions:
     """See the module. One `commit` at a time.
 
@@ -98,9 +102,11 @@ class Transactions:
         *,
         group: str = "",
         offsets: Mapping[TopicPartition, int] | None = None,
-    ) -> dict[TopicPartition, list[int]]:
+        then: Callable[[Placed], Sequence[Write]] | None = None,
+    ) -> Placed:
         """The offsets of what was written, in the order of `writes`; topics must be watched.
 
+        then: what is to be written besides, once it is known where the others are.
         Raises Fenced: somebody else has the id; PartitionFailed with Kafka's code where a record is
         refused, AccessDenied, BrokerUnavailable. `start` again after any of them.
         """
@@ -108,6 +114,8 @@ class Transactions:
             raise KafkaError(f"the transactional id {self.id} is not started")
         try:
             placed = await self._write(self._producer, writes, group, offsets or {})
+            if then is not None:
+                await self._write(self._producer, then(placed), "", {})
             await self._end(self._producer, commit=True)
         except BaseException as error:
             producer, self._producer = self._producer, None
@@ -129,7 +137,7 @@ class Transactions:
         writes: Sequence[Write],
         group: str,
         offsets: Mapping[TopicPartition, int],
-    ) -> dict[TopicPartition, list[int]]:
+    ) -> Placed:
         writer = Identity(self.id, producer)
         by_tp: dict[TopicPartition, list[Write]] = {}
         for write in writes:
