@@ -81,6 +81,18 @@ async def test_a_server_without_http2_is_asked_by_query():
         assert [each.path for each in ksqldb.asked] == ["/query"]
 
 
+async def test_rows_in_one_json_array_are_read_as_they_come():
+    async with running_ksqldb() as ksqldb:
+        ksqldb.array = True
+        async with Ksql(ksqldb.url).ask(query(SELECT)) as answer:
+            rows = aiter(answer)
+            for id in range(3):
+                ksqldb.row(id, "x")
+                assert await anext(rows) == {"ID": id, "NAME": "x"}
+            ksqldb.over()
+            assert [row async for row in rows] == []
+
+
 async def test_a_row_that_comes_in_pieces_is_one_row():
     async with running_ksqldb() as ksqldb:
         ksqldb.raw(b'[1,"sl')

@@ -40,11 +40,12 @@ class Ksqldb:
     """The server's side.
 
     asked: requests, in order. closed: ids given to /close-query. running: push queries open.
-    old: it has no /query-stream.
+    old: it has no /query-stream. array: rows come as one JSON array, whatever was asked for.
     """
 
     url: str = ""
     old: bool = False
+    array: bool = False
     asked: list[Asked] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
     running: int = 0
@@ -81,7 +82,8 @@ class Ksqldb:
             status, told = self.refusing
             await _whole(send, status, json.dumps(told).encode())
         elif scope["path"] == "/query-stream" and not self.old:
-            await self._stream(headers.get("accept", ""), receive, send)
+            form = "" if self.array else headers.get("accept", "")
+            await self._stream(form, receive, send)
         elif scope["path"] == "/query":
             await self._stream("old", receive, send)
         elif scope["path"] == "/close-query" and not self.old:
