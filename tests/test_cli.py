@@ -226,12 +226,13 @@ def test_check_warns_of_what_works_but_perhaps_not_as_meant(config):
 
 def test_check_refuses_what_run_would_refuse_to_serve(config):
     config.write_text(
-        "kafka: {servers: [a:9092], topics: [{name: t, value: {model: avro, catalog: r}}]}\n"
-        "catalogs: {r: {type: schema-registry, url: http://a}}\n"
+        "kafka: {servers: [a:9092], topics: [{name: t, value: {model: avro, catalog: registry}}]}\n"
+        "catalogs: {registry0: {type: schema-registry, url: http://a}}\n"
     )
     checked, run = gateway_with("check", str(config)), gateway_with("run", "-c", str(config))
     assert (checked.exit_code, checked.stderr) == (78, run.stderr)
-    assert "model avro is not served by this version; remove it" in run.stderr
+    what = "unknown catalog 'registry'; did you mean 'registry0'?"
+    assert f"{config}:1:77: kafka.topics[0].value.catalog: {what}" in run.stderr
 
 
 def test_check_prints_the_schema(room):

@@ -21,6 +21,7 @@ from ..core.record import News, TopicPartition
 from ..core.record import Record as Entered
 from ..formats import Format
 from ..formats.event import Payload
+from ..formats.invalid import Invalid, invalid
 from ..formats.projection import projected
 from ..hub.encoder import tell
 from .events import Begin, End, Event, Fault, Gap, Headers, Mark, Position, Ready, Record
@@ -76,6 +77,8 @@ class ObjectEncoder:
 
     def head(self, entry: News) -> bytes | None:
         if type(entry) is Entered:
+            if type(entry.value) is Invalid:
+                return _control("error", invalid(entry, entry.value))
             return self._head(entry)[1]
         told = tell(entry)
         return None if told is None else _control(*told)

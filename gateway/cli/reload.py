@@ -44,11 +44,10 @@ def reload(
     gateway reload -c gateway.yaml --admin http://127.0.0.1:9901    # says here what came of it
     """
     from gateway.config import load
-    from gateway.web.unserved import refuse_unserved
 
     if [pid, pid_file, admin].count(None) != 2:
         raise typer.BadParameter("give one of --pid, --pid-file and --admin")
-    refuse_unserved(load(config))
+    load(config)
     if admin is not None:
         typer.echo(_asked(admin, token))
         return

@@ -26,6 +26,7 @@ class Cause(StrEnum):
     AUTHENTICATION = "authentication"
     CORRUPT = "corrupt"
     STORAGE = "storage"
+    REGISTRY = "schema-registry"
     UNEXPECTED = "unexpected"
 
 
@@ -63,6 +64,7 @@ RULES: dict[Cause, Rule] = {
     Cause.AUTHENTICATION: Rule(Action.TELL, first=5.0, low=5.0, high=60.0),
     Cause.CORRUPT: Rule(Action.RETRY, first=0.0, low=0.25, high=2.0),
     Cause.STORAGE: Rule(Action.REFRESH, first=0.25, low=0.25, high=2.0),
+    Cause.REGISTRY: Rule(Action.TELL, first=0.25, low=0.25, high=5.0),
     Cause.UNEXPECTED: Rule(Action.RETRY, first=0.25, low=0.25, high=5.0),
 }
 

@@ -21,7 +21,7 @@ Write = Callable[[Any, bytearray], None]
 Show = Callable[[Any], Any]
 
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
-_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 class Type:
@@ -100,7 +100,7 @@ def _integer(bits: int, name: str) -> Write:
 def _floating(form: struct.Struct) -> Write:
     def write(value: Any, out: bytearray) -> None:
         if type(value) is str:
-            value = _NOT_FINITE.get(value, value)
+            value = NOT_FINITE.get(value, value)
         if type(value) is not float and type(value) is not int:
             raise _wants("a number", value)
         try:
@@ -111,7 +111,7 @@ def _floating(form: struct.Struct) -> Write:
     return write
 
 
-def _finite(value: float) -> float | str:
+def finite(value: float) -> float | str:
     if value - value == 0:
         return value
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
@@ -155,8 +155,8 @@ PRIMITIVES: Mapping[str, Type] = {
     "boolean": Type("boolean", "boolean", _boolean),
     "int": Type("int", "int", _integer(32, "int")),
     "long": Type("long", "long", _integer(64, "long")),
-    "float": Type("float", "float", _floating(_FLOAT), _finite),
-    "double": Type("double", "double", _floating(_DOUBLE), _finite),
+    "float": Type("float", "float", _floating(_FLOAT), finite),
+    "double": Type("double", "double", _floating(_DOUBLE), finite),
     "bytes": Type("bytes", "bytes", _bytes, _latin),
     "string": Type("string", "string", _string),
 }

@@ -20,6 +20,7 @@ from ..core.record import Entry, Fault, Gap, Ready, TopicPartition
 from ..kafka.cluster import Cluster
 from ..kafka.connections import Role
 from ..kafka.fetcher import Fetcher
+from ..kafka.understanding import Understand, as_it_is
 from .feeds import new_reading
 from .transform import Transformer
 
@@ -53,14 +54,21 @@ class _Held(NamedTuple):
 
 
 class Archive:
-    """topic: the settings of a topic, by name."""
+    """topic: the settings of a topic, by name. understand: how its entries are understood."""
 
-    def __init__(self, cluster: Cluster, topic: Callable[[str], Topic]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic: Callable[[str], Topic],
+        understand: Callable[[str], Understand | None] = as_it_is,
+    ) -> None:
         self._topic = topic
         self._cluster = cluster
         self.asked: Counter[tuple[str, str]] = Counter()  # reads, by topic and who answered
         self._held: dict[TopicPartition, _Held] = {}
-        self.fetcher = Fetcher(cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT)
+        self.fetcher = Fetcher(
+            cluster, self._deliver, role=Role.CATCHUP, max_wait=MAX_WAIT, understand=understand
+        )
         self._wanted: dict[TopicPartition, deque[_Wanted]] = {}
         self._reading: dict[TopicPartition, Reading] = {}
         self._room = asyncio.Event()

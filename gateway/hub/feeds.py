@@ -24,6 +24,7 @@ from ..core.tail import Tail
 from ..kafka.changes import Change
 from ..kafka.cluster import Cluster
 from ..kafka.fetcher import Fetcher
+from ..kafka.understanding import Understand, as_it_is
 from .pump import Pace
 from .shared import SharedTail
 from .transform import Transformer
@@ -46,6 +47,7 @@ class Feeds:
 
     topic: the settings of a topic, by name.
     pace:  how long what came may wait for more; a turn tells it what it cost.
+    understand: how the entries of a topic are understood, by its name.
     """
 
     def __init__(
@@ -53,12 +55,15 @@ class Feeds:
         cluster: Cluster,
         topic: Callable[[str], Topic],
         pace: Pace | None = None,
+        understand: Callable[[str], Understand | None] = as_it_is,
     ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, Feed] = {}
         self.by_topic: dict[str, list[Feed]] = {}
         self._pace = pace or Pace()
-        self.fetcher = Fetcher(cluster, self._deliver, pause=self._pace.pause)
+        self.fetcher = Fetcher(
+            cluster, self._deliver, pause=self._pace.pause, understand=understand
+        )
         self._topic = topic
         self._tails: dict[str, set[SharedTail]] = {}
         self._transformers: dict[str, Transformer] = {}

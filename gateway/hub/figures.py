@@ -44,6 +44,7 @@ def read(hub: Hub, figures: Figures) -> None:
     for part, size in hub.memory.items():
         figures.add(catalog.MEMORY, size, part)
     figures.count(catalog.ARCHIVE, hub.archive.asked)
+    figures.count(catalog.INVALID, hub.models.invalid)
     _requests(hub.cluster.connections.asked, figures)
     _writes(hub.publisher.producer, figures)
 

@@ -22,6 +22,7 @@ from ..core.subscription import Subscription
 from ..core.tail import Tail
 from ..core.token import Token
 from ..formats import format_for
+from ..formats.invalid import checked
 from ..kafka.cluster import Cluster
 from ..telemetry.traffic import Behind, Traffic, Traffics
 from . import resume
@@ -33,6 +34,7 @@ from .documents import Documents
 from .epochs import Epochs
 from .feeds import Feeds
 from .herd import Herds
+from .models import Models
 from .placing import Placing
 from .publisher import Publisher
 from .pump import Pace, Pump
@@ -93,6 +95,7 @@ class Hub:
         self._encoders: WeakValueDictionary[Hashable, Encoder] = WeakValueDictionary()
         self._long: set[tuple[str, ...]] = set()
         self._upkeep: list[asyncio.Task[None]] = []
+        self.models: Models
         self.feeds: Feeds
         self.archive: Archive
         self.pump: Pump
@@ -115,11 +118,12 @@ class Hub:
         pace = Pace()
         self.pump = Pump(pace, self.tracing)
         self.herds = Herds(self.settings.memory // 8 // len(self.beside))
-        self.feeds = Feeds(self.cluster, self.topics.settings, pace)
-        self.archive = Archive(self.cluster, self.topics.settings)
+        self.models = Models(self.settings, self.topics.settings)
+        self.feeds = Feeds(self.cluster, self.topics.settings, pace, self.models.of)
+        self.archive = Archive(self.cluster, self.topics.settings, self.models.of)
         self.epochs = Epochs(self.cluster)
         self.placing = Placing(self.cluster, self.topics.settings)
-        self.publisher = Publisher(self.cluster)
+        self.publisher = Publisher(self.cluster, models=self.models)
         self.publisher.tracing = self.tracing
         self.snapshots = Snapshots(self)
         self.documents = Documents(self)
@@ -142,6 +146,7 @@ class Hub:
         await self.epochs.close()
         await self.archive.close()
         await self.feeds.close()
+        await self.models.close()
         self.started = False
 
     def adopt(self, settings: Settings) -> frozenset[str]:
@@ -149,6 +154,7 @@ class Hub:
         anew, and who looks at them hears nothing more until it is `CHANGED`."""
         self.settings = settings
         changed = self.topics.adopt(self.kafka)
+        self.models.adopt(settings)
         for key, shared in list(self._tails.items()):
             if not changed.isdisjoint(key[0]):
                 self.feeds.detach(shared)
@@ -345,10 +351,13 @@ class Hub:
 
     def _encoder(self, view: View, wire: Wire) -> Encoder:
         """One for all views that look alike: what it makes of a record is made once for them."""
-        alike = wire, view.format, view.binary, view.fields
+        decodes = any(map(self.models.decodes, view.topics))
+        alike = wire, view.format, view.binary, view.fields, decodes
         encoder = self._encoders.get(alike)
         if encoder is None:
             format = format_for(view.format, binary=view.binary, fields=view.fields)
+            if decodes:
+                format = checked(format, view.format)
             encoder = self._encoders[alike] = wire.encoder(format)
         return encoder
 

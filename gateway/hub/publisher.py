@@ -21,6 +21,7 @@ from .writer import Produced, Sending, Writer
 
 if TYPE_CHECKING:
     from ..telemetry.traces import Tracing
+    from .models import Models
 
 PATIENCE = 10.0  # seconds until a client hears what became of its record, or that nobody knows
 
@@ -43,6 +44,7 @@ class Publisher:
     patience: seconds that a client waits for the word on its record.
     window:   seconds for which idempotency keys are remembered, and looked for in the log.
     most:     of them.
+    models:   of topics, by which clients' records are written; None for as they are.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Publisher:
         patience: float = PATIENCE,
         window: float = 600.0,
         most: int = 100_000,
+        models: Models | None = None,
     ) -> None:
         self.cluster = cluster
+        self.models = models
         self.patience = patience
         self.producer = Producer(cluster)
         self.once: Once[asyncio.Task[Produced]] = Once(most, window)

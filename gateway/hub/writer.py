@@ -91,8 +91,11 @@ class Writer:
 
         Raises UnknownTopic, AccessDenied, AuthenticationFailed; BrokerUnavailable (with `timeout`
         it may yet be written: repeat it with its idempotency key); KeyReused (422); RequestError:
-        400 for what cannot be, 413 for too large a record, 422 for one that Kafka refuses.
+        400 for what cannot be, or is none of the topic's model, 413 for too large a record, 422 for
+        one that Kafka refuses, 503 while schemas cannot be asked for.
         """
+        if self._publisher.models is not None:
+            key, value = await self._publisher.models.written(topic, key, value)
         _check(key, headers, idempotency_key)
         once = Key(topic, scope, idempotency_key) if idempotency_key is not None else None
         same = said(key, value, headers) if once is not None else b""

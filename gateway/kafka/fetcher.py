@@ -16,7 +16,7 @@ from typing import Any
 from gateway.core.reading import EpochEnd, Fetch, ListOffset, Reading, Todo
 from gateway.core.record import Entry, TopicPartition
 from gateway.core.recovery import Cause, cause_of
-from gateway.errors import KafkaError
+from gateway.errors import KafkaError, RegistryUnavailable
 from gateway.telemetry.about import apart
 from gateway.telemetry.tallies import Reads
 
@@ -27,6 +27,7 @@ from .connections import Role
 from .job import Job
 from .lane import NEWCOMER, Lane
 from .rounds import Round
+from .understanding import Understand, as_it_is
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class Fetcher:
     max_wait: seconds that a broker may hold a fetch back.
     pause:    awaited before the next fetch of a broker: whoever takes records in rounds has
               more of them for the same price if they come together.
+    understand: how the entries of a topic are understood, by its name; None for as they are.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Fetcher:
         role: Role = Role.TAIL,
         max_wait: float = 0.5,
         pause: Callable[[], Awaitable[None]] = _no_pause,
+        understand: Callable[[str], Understand | None] = as_it_is,
     ) -> None:
         self.cluster = cluster
         self.jobs: dict[TopicPartition, Job] = {}
         self.free: dict[TopicPartition, Job] = {}  # those for whom nothing is under way
         self.reads = Reads()
         self.pause = pause
+        self.understand = understand
         self._max_wait = max_wait
         self.now = asyncio.get_running_loop().time
         self._arrived_at = float("-inf")
@@ -156,6 +160,26 @@ class Fetcher:
         )  # fmt: skip
         self.hand(job, entries)
         self.kick()
+
+    def wait(self, job: Job, ask: Callable[[], Awaitable[None]]) -> None:
+        """What comes next of it is not understood before that was asked; until then it is left
+        where it is, and then fetched again."""
+        self.release(job)
+        self._spawn(self._wait(job, self._fly([job.reading.tp]), ask))
+
+    async def _wait(self, job: Job, flight: object, ask: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await ask()
+        except RegistryUnavailable:  # logged by who asked
+            if job.flight is flight:
+                self.hinder(job, Cause.REGISTRY, None)
+        except Exception:
+            if job.flight is flight:
+                self.hinder(job, Cause.UNEXPECTED, None)
+            raise
+        if job.flight is flight:
+            self.release(job)
+            self.kick()
 
     def refresh(self, reason: str) -> None:
         """Ask for metadata, once for all who want it now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from gateway.core import reading as core
@@ -191,7 +191,8 @@ class Lane:
             read_committed=job.committed,
             end=fetched.high_watermark,
         )
-        entries, after, epoch = decoded.entries, decoded.next_offset, decoded.last_epoch
+        entries: Sequence[Entry] = decoded.entries
+        after, epoch = decoded.next_offset, decoded.last_epoch
         if decoded.error is not None and after == job.want.offset:
             damaged = self._damaged(job, fetched, decoded.error, now)
             if damaged is None:
@@ -199,6 +200,14 @@ class Lane:
             entries, after, epoch = [damaged], damaged.next, damaged.epoch
         job.failures = 0
         reads, topic = self._fetcher.reads, reading.tp.topic
+        understand = self._fetcher.understand(topic)
+        if understand is not None:
+            entries, ask = understand(entries)
+            if ask is not None:
+                if not entries:
+                    self._fetcher.wait(job, ask)
+                    return
+                after, epoch = entries[-1].next, entries[-1].epoch
         reads.records[topic] += len(entries)
         reads.bytes[topic] += len(fetched.records)
         high, stable = fetched.high_watermark, fetched.last_stable_offset

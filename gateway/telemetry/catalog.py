@@ -171,6 +171,12 @@ RECONNECTS = _counter(
     "gateway_partition_reconnects", "How often a partition's read was interrupted, by the cause.",
     "topic", "cause",
 )  # fmt: skip
+INVALID = _counter(
+    "gateway_invalid_records",
+    "Records that were read and are none of their topic's model, by what is shown of them "
+    "(`onInvalid`); one that is read again counts again.",
+    "topic", "outcome",
+)  # fmt: skip
 GAPS = _counter(
     "gateway_gaps", "Gaps that were found while reading, one for all clients.", "topic", "reason"
 )
@@ -271,6 +277,75 @@ AUDITED = _counter(
     "(refused by Kafka or the file).",
     "outcome",
 )  # fmt: skip
+REACTIVE_RECORDS = _counter(
+    "gateway_reactive_records",
+    "Records of reactive groups that are done with: processed (by the back end), dead (among the "
+    "dead letters).",
+    "group", "topic", "outcome",
+)  # fmt: skip
+REACTIVE_REPEATED = _counter(
+    "gateway_reactive_repeated_records",
+    "Records that went to the back end another time, as their batch was not settled the first.",
+    "group",
+)  # fmt: skip
+REACTIVE_BATCHES = _counter(
+    "gateway_reactive_batches",
+    "Batches that went to the back end, by what came of it: answered (item by item), away "
+    "(refused, late, busy: tried for ever), suspect (tried, then taken apart).",
+    "group", "verdict",
+)  # fmt: skip
+REACTIVE_SECONDS = _seconds(
+    "gateway_reactive_seconds", "Until the back end answered for a batch, or was given up.",
+    "group",
+)  # fmt: skip
+REACTIVE_WAITING = _gauge(
+    "gateway_reactive_waiting_records", "Records that were read and are not done with.", "group"
+)
+REACTIVE_HELD_UP = _gauge(
+    "gateway_reactive_held_up_lanes",
+    "Lanes whose batch failed and waits for its next try; its partitions stand still.",
+    "group",
+)  # fmt: skip
+REACTIVE_REBALANCE = _seconds(
+    "gateway_reactive_rebalance_seconds",
+    "From where the group's member left RUNNING to where it was there again.", "group",
+)  # fmt: skip
+REACTIVE_LOST = _counter(
+    "gateway_reactive_lost_partitions",
+    "Partitions that were another member's before they could be given up: their last records came "
+    "again there.",
+    "group",
+)  # fmt: skip
+REPLAYS = _gauge(
+    "gateway_replays",
+    "Replays that are known to this sidecar, whoever works on them, by their state.",
+    "state", merge=Merge.MOST,
+)  # fmt: skip
+REPLAYS_OWNED = _gauge("gateway_replays_owned", "Replays that this sidecar works on.")
+CONSUMER_INSTANCES = _gauge(
+    "gateway_consumer_instances",
+    "Instances that there are; subscribed: they read topics or partitions; idle: they do not.",
+    "state",
+)  # fmt: skip
+CONSUMER_CREATED = _counter("gateway_consumer_created", "Instances that were created.")
+CONSUMER_ENDED = _counter(
+    "gateway_consumer_ended",
+    "Instances that are gone: deleted, expired (nobody asked them), closed (with the sidecar).",
+    "reason",
+)  # fmt: skip
+CONSUMER_POLLING = _gauge("gateway_consumer_polling", "Long polls that are under way.")
+CONSUMER_POLLS = _counter(
+    "gateway_consumer_polls",
+    "Polls that were answered, with records, with none (empty), or to nobody (left: what they had "
+    "comes with the next).",
+    "outcome",
+)  # fmt: skip
+CONSUMER_RECORDS = _counter(
+    "gateway_consumer_records", "Records given to consumer instances.", "topic"
+)
+CONSUMER_BYTES = _counter(
+    "gateway_consumer_bytes", "Bytes of their keys and values.", "topic", unit="bytes"
+)
 ASSAULTS = _counter("gateway_chaos_assaults", "Requests that the chaos monkey met.", "assault")
 
 # the process

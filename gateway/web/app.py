@@ -48,7 +48,6 @@ from .routes import Routes
 from .streams import Pages, Streams
 from .traced import Traced
 from .turns import Turns
-from .unserved import refuse_unserved
 
 Startup = Callable[[], Coroutine[Any, Any, None]]
 
@@ -116,7 +115,6 @@ def create_app(
     beside:  makes another application that is served on the same port.
     Raises ConfigError for settings that this version cannot serve.
     """
-    refuse_unserved(settings)
     if settings.sidecar is not None and beside is None:
         what = "sidecar: is not part of a mounted gateway; use `gateway run`, or pass `beside`"
         raise ConfigError([what])
@@ -168,6 +166,7 @@ def create_app(
     app.neighbour = neighbour
     if neighbour is not None:
         gateway.hubs.leaving.add(neighbour.drain)
+        metrics.more.append(neighbour.read)
     app.turns = Turns(bus) if bus.workers > 1 else None
     app.router.redirect_slashes = False
     return app

@@ -18,6 +18,7 @@ from ..api.stream import Stream
 from ..core.record import Record
 from ..errors import RequestError, StreamEnded
 from ..formats import format_for
+from ..formats.invalid import Invalid, Raw, checked
 from ..hub.hub import Hub
 from ..hub.resume import Start
 from ..hub.view import View
@@ -104,8 +105,13 @@ def _bounded(match: Match, wait: float) -> float:
 
 
 def _content(hub: Hub, view: View, record: Record) -> tuple[bytes, str]:
-    if view.format == "value" and not view.fields:
+    """Raises RequestError 502 for a record that is none of its topic's model."""
+    if isinstance(record.value, Invalid):
+        raise RequestError(502, "Invalid document", f"it cannot be shown: {record.value.why}")
+    if view.format == "value" and not view.fields and not isinstance(record.value, Raw):
         media = media_of(record.headers, hub.topics.settings(view.topics[0]))
         return record.value or b"", media
     format = format_for(view.format, binary=view.binary, fields=view.fields)
+    if hub.models.decodes(view.topics[0]):
+        format = checked(format, view.format)
     return format(record)[1], CLOUDEVENTS if view.format == "cloudevents" else JSON

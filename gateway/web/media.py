@@ -29,4 +29,6 @@ def media_of(headers: Iterable[tuple[str, bytes | None]], topic: Topic) -> str:
             said = content.decode("latin-1").strip()
             if _MEDIA.fullmatch(said):
                 return said
+    if topic.value.decodes:
+        return JSON
     return _OF_MODEL.get(topic.value.model, "application/octet-stream")

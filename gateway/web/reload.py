@@ -16,10 +16,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..config import Route, Settings
-from ..config.reloaded import Reloaded, reloaded
+from ..config.reloaded import reloaded
 from ..errors import GatewayError
 from ..telemetry import logs
-from .unserved import refuse_unserved
 
 if TYPE_CHECKING:
     from .access.guards import Guards
@@ -74,7 +73,7 @@ class Reload:
         """Take it over; returns once each stream was told or left alone. Raises ConfigError, and
         all is as it was."""
         began, running = time.perf_counter(), self._routes.settings
-        settings, kept = taken_over(running, written)
+        settings, kept = reloaded(running, written)
         guards = self._guards.adopt(settings)
         topics = self._app.gateway.adopt(settings)
         self._routes.adopt(settings)
@@ -95,12 +94,6 @@ class Reload:
         with refused():
             return await self(load())
         return None
-
-
-def taken_over(running: Settings, written: Settings) -> Reloaded:
-    """Raises ConfigError for what cannot be served, or not without a restart."""
-    refuse_unserved(written)
-    return reloaded(running, written)
 
 
 @contextmanager

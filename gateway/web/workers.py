@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..config import Settings
+from ..config.reloaded import reloaded
 from ..errors import GatewayError
 from .admin import reloading
 from .admin.listener import open_port
@@ -39,7 +40,7 @@ from .beside import Beside
 from .limits import count_for
 from .listening import address, bind_beside, bind_shared
 from .relay import Relay
-from .reload import Load, refused, taken_over
+from .reload import Load, refused
 from .turns import take_turns
 
 log = logging.getLogger(__name__)
@@ -189,7 +190,7 @@ class Supervisor:
         return []
 
     def _take_over(self, written: Settings) -> None:
-        self._settings = taken_over(self._settings, written).settings
+        self._settings = reloaded(self._settings, written).settings
         for worker in self._workers:
             process = worker.process
             if process is not None and process.returncode is None and process.stdin is not None:

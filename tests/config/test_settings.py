@@ -138,7 +138,7 @@ def test_a_full_file_is_read_to_its_last_word():
         "value": {"/owner": "ann", "/region": "eu"},
     }
     assert made.kafka.topics[0].value.catalog == "registry0"
-    assert made.catalogs["registry0"].url == "http://localhost:8081"
+    assert made.catalogs["registry0"].url == ("http://localhost:8081",)
     assert made.telemetry.traces.otlp == "http://localhost:4318"
 
 

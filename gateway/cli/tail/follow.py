@@ -20,7 +20,7 @@ from .printing import Printer
 from .reconnect import Reconnects
 
 FINAL = {"until": None, "offset-out-of-range": "Kafka has not what comes next any more"}
-MISSING = "value-not-text"  # an `error` in place of a record
+MISSING = ("value-not-text", "value-invalid")  # an `error` in place of a record
 
 
 class Follower:
@@ -111,7 +111,7 @@ class Follower:
         told = _object(item.data)
         if self._strict and item.name == "gap":
             raise GatewayError(f"{gap(told)}; without --strict it is passed over")
-        if self._strict and item.name == "error" and told.get("code") == MISSING:
+        if self._strict and item.name == "error" and told.get("code") in MISSING:
             raise GatewayError(f"{told.get('message')}")
         self._notes.tell(item, told)
         if item.name == "begin":

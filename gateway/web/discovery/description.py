@@ -244,7 +244,7 @@ def _stream(route: Route, settings: Settings, known: Mapping[str, Mapping[str, W
         start = "live"
     elif offsets == {"historical"} and route.with_.history == "all":
         start = "earliest"
-    json = all(topic.value.model == "json" for topic in topics)
+    json = all(topic.value.model == "json" or topic.value.decodes for topic in topics)
     ways = tuple(known[name] for name in route.guarded)
     guards = [settings.guards[name] for name in route.guarded]
     challenges = any(getattr(guard, "challenge", None) is not None for guard in guards)
