@@ -40,6 +40,12 @@ class RowsBackend(Section):
         default=30.0, description="How long one answer may take. For slow back ends."
     )
 
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        path = raw.get("path", "/")
+        if isinstance(path, str) and not path.startswith(("/", "${")):
+            yield Problem(("path",), f"'{path}' is no path; write '/{path}'")
+
 
 class RowsBatch(Section):
     rows: Annotated[Number, within(1, 100_000, str)] = Field(

@@ -27,6 +27,7 @@ from ..errors import ConfigError, RequestError
 from ..formats.codec import Codecs
 from ..kafka.cluster import Cluster
 from ..kafka.producer import Producer
+from ..telemetry.figures import Figures
 from . import body, docs
 from .context import Context
 from .ids import Identified
@@ -46,11 +47,11 @@ AGAIN = 1.0  # seconds until a part that failed is begun again
 PARTS: Mapping[str, Sequence[str]] = {
     "audit": ["audit:Audits"],
     "producer": ["producer:Producers"],
-    "consumer": [],
-    "reactive": [],
+    "consumer": ["consumers:Consumers"],
+    "reactive": ["reactive:Reactive"],
     "ksqldb": ["ksqldb:KsqlDb"],
     "dead_letter": [],
-    "replay": [],
+    "replay": ["replay:Replays"],
     "admin": ["admin:Admin"],
     "health": ["health:Healths"],
 }
@@ -141,6 +142,13 @@ class Sidecar:
         finally:
             await self.context.producer.close()
             await self.context.codecs.close()
+
+    def read(self, figures: Figures) -> None:
+        """Adds what a scrape wants to know, of the parts that count anything."""
+        for part in self.parts:
+            count = getattr(part, "read", None)
+            if count is not None:
+                count(figures)
 
     def drain(self) -> None:
         """The server is about to end: long requests end theirs."""

@@ -72,7 +72,7 @@ class Healths:
         try:
             async with httpx.AsyncClient(timeout=None, trust_env=False, verify=self._tls) as client:
                 status = (await client.get(url)).status_code
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Unready("downstream", f"{url}: {error or type(error).__name__}") from None
         if not 200 <= status < 300:
             raise Unready("downstream", f"{url} answers {status}")

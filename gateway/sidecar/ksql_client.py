@@ -147,9 +147,9 @@ class Ksql:
                 return await new
             except _NotThere as why:
                 log.debug("%s has no /query-stream (%s); asked by /query", self.url, why)
-        answer = await stack.enter_async_context(self._asked("/query", wanted, http2=False))
-        self._old_until = max(self._old_until, now() + FORGET)
-        return answer
+                if why.sure:
+                    self._old_until = now() + FORGET
+        return await stack.enter_async_context(self._asked("/query", wanted, http2=False))
 
     @asynccontextmanager
     async def _asked(self, path: str, wanted: Query, *, http2: bool) -> AsyncGenerator[Answer]:
@@ -205,7 +205,12 @@ class Ksql:
 
 
 class _NotThere(Exception):
-    """The server has no /query-stream, or speaks no HTTP/2."""
+    """The server has no /query-stream, or speaks no HTTP/2. sure: it said so; otherwise the
+    connection broke, which another one need not do."""
+
+    def __init__(self, why: str, *, sure: bool = False) -> None:
+        super().__init__(why)
+        self.sure = sure
 
 
 def _headers(accept: str) -> Mapping[str, str]:
@@ -239,13 +244,13 @@ async def _accepted(response: httpx.Response, http2: bool) -> None:
     """Raises KsqlError with what the server says, _NotThere."""
     if response.status_code == 200:
         if http2 and response.http_version != "HTTP/2":
-            raise _NotThere(f"it speaks {response.http_version}")
+            raise _NotThere(f"it speaks {response.http_version}", sure=True)
         return
     body = await response.aread()
     told = _object(body)
     found = refusal(told) if told is not None else None
     if found is None and http2 and response.status_code in _NO_SUCH_PATH:
-        raise _NotThere(f"{response.status_code}")
+        raise _NotThere(f"{response.status_code}", sure=True)
     raise found or KsqlError(
         f"ksqlDB answers {response.status_code} {body[:200].decode(errors='replace')}".strip(),
         response.status_code * 100,

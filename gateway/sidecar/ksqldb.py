@@ -18,6 +18,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
 
 from ..telemetry import catalog
 from ..telemetry.figures import Figures
@@ -95,12 +96,8 @@ class KsqlDb:
         except (KsqlError, KsqlAway) as error:
             raise refusal(error) from error
         if NDJSON in request.headers.get("accept", ""):
-            limits = given.get("limit"), _seconds(given.get("timeout"))
-            return StreamingResponse(
-                _lines(_within(rows, *limits, self._context.draining), stack),
-                headers=dict(UNCACHED),
-                media_type=NDJSON,
-            )
+            limit, timeout = given.get("limit"), _seconds(given.get("timeout"))
+            return Lines(_within(rows, limit, timeout, self._context.draining), stack)
         limit = given.get("limit", PUSH_LIMIT if push else None)
         timeout = _seconds(given.get("timeout", PUSH_TIMEOUT if push else None))
         async with stack:
@@ -178,10 +175,21 @@ async def _array(rows: AsyncIterator[bytes], push: bool) -> Response:
     return answer(b"[" + b",".join(made) + b"]")
 
 
-async def _lines(rows: AsyncIterator[bytes], stack: AsyncExitStack) -> AsyncIterator[bytes]:
-    async with stack:
-        try:
-            async for row in rows:
-                yield row + b"\n"
-        except (KsqlError, KsqlAway) as error:
-            yield orjson.dumps(told(*status_of(refusal(error)))) + b"\n"
+class Lines(StreamingResponse):
+    """A row a line. stack: left when the answer is over, also where its client never took it."""
+
+    def __init__(self, rows: AsyncIterator[bytes], stack: AsyncExitStack) -> None:
+        super().__init__(_lines(rows), headers=dict(UNCACHED), media_type=NDJSON)
+        self._stack = stack
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._stack:
+            await super().__call__(scope, receive, send)
+
+
+async def _lines(rows: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    try:
+        async for row in rows:
+            yield row + b"\n"
+    except (KsqlError, KsqlAway) as error:
+        yield orjson.dumps(told(*status_of(refusal(error)))) + b"\n"

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from ..api.gateway import Gateway
 from ..errors import RequestError
+from ..telemetry.figures import Figures
 from .access.guards import Guards
 
 
@@ -36,6 +37,9 @@ class Neighbour(Protocol):
 
     def drain(self) -> None:
         """The server is about to end."""
+
+    def read(self, figures: Figures) -> None:
+        """Adds what a scrape wants to know."""
 
 
 Beside: TypeAlias = Callable[[Gateway, Guards], Neighbour | None]

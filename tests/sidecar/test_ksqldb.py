@@ -83,6 +83,7 @@ async def test_rows_are_streamed_as_they_come_until_the_client_leaves(kafka):
                 assert json.loads(await anext(lines)) == {"ID": id, "NAME": "x"}
             assert ksqldb.running == 1
         await until(lambda: ksqldb.running == 0, "the query's end at the server")
+        await until(lambda: ksqldb.closed == ["query_1"], "the query closed")
 
 
 async def test_what_goes_wrong_behind_the_first_line_is_the_last_line(kafka):
@@ -201,3 +202,21 @@ async def test_a_configured_pull_query_is_asked_once(kafka):
             await until(lambda: names(back_end.rows) == ["a"], "the row")
             await ready(http)
             assert len([each for each in ksqldb.asked if each.path == "/query-stream"]) == 1
+
+
+async def test_a_scrape_has_the_queries_and_what_became_of_their_rows(kafka):
+    back_end = BackEnd()
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        ksqldb.row(1, "a")
+        options = {"url": ksqldb.url, **query(url)}
+        async with running_sidecar(kafka.bootstrap, ksqldb=options) as http:
+            await until(lambda: back_end.rows, "the row")
+            async with asyncio.timeout(60):
+                while True:
+                    scrape = (await http.get("/metrics")).text
+                    if 'outcome="delivered"' in scrape:
+                        break
+                    await asyncio.sleep(0.02)
+    assert 'gateway_ksqldb_query_running{query="orders"} 1' in scrape
+    assert 'gateway_ksqldb_query_begun_total{query="orders"} 1' in scrape
+    assert 'gateway_ksqldb_rows_total{query="orders",outcome="delivered"} 1' in scrape
