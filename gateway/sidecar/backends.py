@@ -1,0 +1,25 @@
+"""Whose back end: the reactive groups of the configuration, by their names."""
+
+from __future__ import annotations
+
+from ..config.expression import nearest
+from ..config.sidecar import Group, Sidecar
+from .status import Refusal
+
+
+def group_named(section: Sidecar, name: str | None) -> Group:
+    """None: the only one. Raises Refusal 400."""
+    groups = (
+        {} if section.reactive is None else {each.group: each for each in section.reactive.groups}
+    )
+    if not groups:
+        what = "no back end is configured; add sidecar.reactive with the group that has it"
+        raise Refusal(400, what, code="UNKNOWN_GROUP")
+    if name is None and len(groups) == 1:
+        return next(iter(groups.values()))
+    if name is None:
+        raise Refusal(400, f"which group?; name one of {', '.join(groups)}", code="UNKNOWN_GROUP")
+    if name not in groups:
+        what = f"no group {name[:80]} is configured; {nearest(name, list(groups), 'add it')}"
+        raise Refusal(400, what, code="UNKNOWN_GROUP")
+    return groups[name]

@@ -1,0 +1,59 @@
+"""A replay as its answers have it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from ...core.replay import Destination, Replay
+
+DELIVERY = {
+    Destination.TOPIC: "exactly-once",
+    Destination.BACKEND: "at-least-once",
+}
+
+
+def shown(replay: Replay, rate: float) -> dict[str, Any]:
+    """rate: records a second."""
+    return {
+        "id": replay.id,
+        "state": replay.state,
+        "topic": replay.topic,
+        "destination": replay.destination,
+        "destinationTopic": replay.target or None,
+        "consumerGroup": replay.group or None,
+        "delivery": DELIVERY[replay.destination],
+        "progress": round(replay.progress, 4),
+        "records": replay.records,
+        "bytes": replay.bytes,
+        "deadLetters": replay.dead,
+        "recordsPerSecond": round(rate, 1),
+        "partitions": [
+            {
+                "partition": partition,
+                "startOffset": span.start,
+                "endOffset": span.end,
+                "nextOffset": span.next,
+            }
+            for partition, span in sorted(replay.spans.items())
+        ],
+        "gaps": [
+            {
+                "partition": lack.partition,
+                "startOffset": lack.offset,
+                "endOffset": lack.next,
+                "reason": "retention",
+            }
+            for lack in replay.lacks
+        ],
+        "owner": replay.owner or None,
+        "error": replay.error or None,
+        "createdBy": replay.by or None,
+        "createdAt": _time(replay.created),
+        "updatedAt": _time(replay.updated),
+    }
+
+
+def _time(milliseconds: int) -> str:
+    at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

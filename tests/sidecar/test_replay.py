@@ -1,0 +1,301 @@
+"""Replays over the socket: once in a topic, whatever dies; at least once at a back end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from support.backend import running_backend
+from support.brokers import Broker
+from support.gateways import Gateway, browsing, config_for, running_gateway
+from support.sidecars import ready, running_sidecar
+
+SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
+LATE = 60.0  # s
+
+
+def fill(kafka: Broker, topic: str, count: int, *, partitions: int = 1, size: int = 10) -> None:
+    """Values are JSON with the number `n`, in turns over the partitions."""
+    producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 20})
+    stamp = int(time.time() * 1000) - 60_000
+    for number in range(count):
+        value = json.dumps({"n": number, "pad": "x" * size})
+        headers = [("h", b"1"), ("h", b"2"), ("empty", None)]
+        key = f"k{number % 7}".encode() if number % 3 else None
+        while True:
+            try:
+                producer.produce(
+                    topic, value, key, number % partitions, timestamp=stamp, headers=headers
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(LATE) == 0
+
+
+def committed(kafka: Broker, topic: str, partitions: int = 1) -> list[Any]:
+    """Every record that a reader of committed ones sees, by another client."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.servers,
+            "group.id": "nobody",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
+    found, ends = [], 0
+    while ends < partitions:
+        message = consumer.poll(LATE)
+        assert message is not None, f"{topic} has no end"
+        if message.error() is None:
+            found.append(message)
+        else:
+            assert message.error().name() == "_PARTITION_EOF", message.error()
+            ends += 1
+    consumer.close()
+    return found
+
+
+def header(message: Any, name: str) -> bytes:
+    return next(value for each, value in message.headers() if each == name)
+
+
+async def over(http: httpx.AsyncClient, id: str) -> dict[str, Any]:
+    """It when it runs no more."""
+    async with asyncio.timeout(LATE):
+        while True:
+            answer = await http.get(f"/replays/{id}")
+            assert answer.status_code in (200, 503), answer.text
+            if answer.status_code == 200 and answer.json()["state"] != "running":
+                found: dict[str, Any] = answer.json()
+                return found
+            await asyncio.sleep(0.05)
+
+
+async def started(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Once the sidecar has read what replays there are."""
+    await ready(http, LATE)
+    answer = await http.post("/replays", json=body)
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["location"] == f"/replays/{answer.json()['id']}"
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+@pytest.fixture
+def section(kafka: Broker) -> dict[str, Any]:
+    """Replays of this test alone."""
+    return {"topic": f"replays-{random.getrandbits(40):x}"}
+
+
+async def test_copies_are_what_the_records_were_and_say_where_they_are_from(kafka, section):
+    source, target = kafka.topic(partitions=2), kafka.topic(partitions=2)
+    fill(kafka, source, 100, partitions=2)
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        body = {"topic": source, "destination": "topic", "destinationTopic": target}
+        begun = await started(http, body)
+        done = await over(http, begun["id"])
+        listed = (await http.get("/replays")).json()
+
+    assert (done["state"], done["records"], done["progress"]) == ("done", 100, 1.0)
+    assert done["delivery"] == "exactly-once"
+    assert [each["id"] for each in listed] == [begun["id"]]
+    before, after = committed(kafka, source, 2), committed(kafka, target, 2)
+    assert len(after) == 100
+    of = {(each.partition(), each.offset()): each for each in before}
+    for copy in after:
+        place = int(header(copy, "X-Replay-Partition")), int(header(copy, "X-Replay-Offset"))
+        record = of.pop(place)
+        assert (copy.key(), copy.value()) == (record.key(), record.value())
+        assert (copy.timestamp(), copy.partition()) == (record.timestamp(), record.partition())
+        assert copy.headers()[:3] == record.headers()
+        assert header(copy, "X-Replay-Id") == begun["id"].encode()
+        assert header(copy, "X-Replay-Topic") == source.encode()
+
+
+async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, section):
+    source, target = kafka.topic(), kafka.topic(partitions=3)
+    fill(kafka, source, 50)
+    body = {"topic": source, "destination": "topic", "destinationTopic": target}
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        begun = await started(http, {**body, "partition": 0, "startOffset": 10, "endOffset": 20})
+        assert (await over(http, begun["id"]))["records"] == 10
+        empty = await started(http, {**body, "startTime": "2100-01-01T00:00:00Z"})
+        none = await over(http, empty["id"])
+        assert (none["state"], none["records"], none["progress"]) == ("done", 0, 1.0)
+        backwards = await started(http, {**body, "startOffset": 30, "endOffset": 20})
+        assert (await over(http, backwards["id"]))["records"] == 0
+
+    offsets = sorted(int(header(each, "X-Replay-Offset")) for each in committed(kafka, target, 3))
+    assert offsets == list(range(10, 20))
+
+
+async def test_what_retention_took_is_told(kafka, section):
+    source, target = kafka.topic(), kafka.topic()
+    fill(kafka, source, 30)
+    kafka.admin.delete_records(source, {0: 12})
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        body = {"topic": source, "destination": "topic", "destinationTopic": target}
+        begun = await started(http, {**body, "startOffset": 5})
+        done = await over(http, begun["id"])
+    gap = {"partition": 0, "startOffset": 5, "endOffset": 12, "reason": "retention"}
+    assert done["gaps"] == [gap]
+    assert (done["state"], done["records"]) == ("done", 18)
+
+
+async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
+    source = kafka.topic(partitions=2)
+    body = {"topic": source, "destination": "topic", "destinationTopic": source}
+    wrong = {
+        "add partition": {**body, "startOffset": 1},
+        "has 2": {**body, "partition": 2},
+        "give one of them": {**body, "partition": 0, "startOffset": 1, "startTime": 0},
+        "is no time": {**body, "startTime": "yesterday"},
+        "name the topic": {"topic": source, "destination": "topic"},
+        "add sidecar.reactive": {"topic": source, "destination": "backend"},
+        "did you mean 'partition'": {**body, "partiton": 0},
+    }
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        await over(http, (await started(http, body))["id"])
+        for said, given in wrong.items():
+            answer = await http.post("/replays", json=given)
+            assert answer.status_code == 400, (given, answer.text)
+            assert said in answer.text, (given, answer.text)
+        unknown = await http.post("/replays", json={**body, "topic": f"{source}x"})
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "UNKNOWN_TOPIC")
+        assert (await http.get("/replays/nope")).status_code == 404
+        assert (await http.delete("/replays/nope")).status_code == 404
+
+
+@pytest.fixture
+async def two(kafka: Broker, section: dict[str, Any]):
+    """Two sidecars, as processes."""
+    config = config_for(kafka.servers, [], [], sidecar={"replay": section})
+    async with (
+        running_gateway(config, command=SIDECAR) as one,
+        running_gateway(config, command=SIDECAR) as other,
+    ):
+        yield one, other
+
+
+async def test_copies_are_there_once_when_owners_are_killed_at_any_moment(kafka, two):
+    """Each is killed amid it, and comes back while the other one goes on."""
+    count = 60_000
+    source, target = kafka.topic(partitions=3), kafka.topic(partitions=3)
+    fill(kafka, source, count, partitions=3, size=300)
+    body = {"topic": source, "destination": "topic", "destinationTopic": target}
+    one, other = two
+    async with browsing(one) as http:
+        id = (await started(http, body))["id"]
+    await asyncio.sleep(random.uniform(0.0, 0.5))
+    await one.kill()
+    owners = await _owner_is_new(other, id, set())
+    await asyncio.sleep(random.uniform(0.0, 0.3))
+    await one.restart()
+    await other.kill()
+    await _owner_is_new(one, id, owners)
+    async with browsing(one) as http:
+        done = await over(http, id)
+
+    assert (done["state"], done["records"]) == ("done", count)
+    copies = committed(kafka, target, 3)
+    times = Counter(
+        (header(each, "X-Replay-Partition"), header(each, "X-Replay-Offset")) for each in copies
+    )
+    assert len(times) == count
+    assert set(times.values()) == {1}
+    for partition in range(3):
+        of = [each for each in copies if each.partition() == partition]
+        offsets = [int(header(each, "X-Replay-Offset")) for each in of]
+        assert offsets == sorted(offsets)
+
+
+async def _owner_is_new(gateway: Gateway, id: str, owners: set[str]) -> set[str]:
+    """Until somebody else works on it, or it is over."""
+    async with browsing(gateway) as http, asyncio.timeout(LATE):
+        first: set[str] = set(owners)
+        while True:
+            answer = await http.get(f"/replays/{id}")
+            found = answer.json() if answer.status_code == 200 else {"state": "unknown"}
+            owner = found.get("owner")
+            if found["state"] == "done":
+                return first
+            if owner is not None and not first:
+                first.add(owner)
+            elif owner is not None and owner not in first:
+                return first | {owner}
+            await asyncio.sleep(0.02)
+
+
+async def test_a_cancelled_one_writes_nothing_more_whoever_was_asked(kafka, two):
+    source, target = kafka.topic(), kafka.topic()
+    fill(kafka, source, 60_000, size=300)
+    one, other = two
+    body = {"topic": source, "destination": "topic", "destinationTopic": target}
+    async with browsing(one) as first, browsing(other) as second:
+        id = (await started(first, body))["id"]
+        await ready(second)
+        answer = await second.delete(f"/replays/{id}")
+        assert answer.status_code in (200, 409), answer.text
+        copies = len(committed(kafka, target))
+        done = await over(first, id)
+        again = await first.delete(f"/replays/{id}")
+        assert (again.status_code, again.json()["code"]) == (409, "REPLAY_ENDED")
+        assert len(committed(kafka, target)) == copies == done["records"]
+        if answer.status_code == 200:
+            assert done["state"] == "cancelled"
+
+
+async def test_one_that_is_stopped_is_gone_on_with_by_another_at_once(kafka, two):
+    source, target = kafka.topic(), kafka.topic()
+    fill(kafka, source, 60_000, size=300)
+    one, other = two
+    body = {"topic": source, "destination": "topic", "destinationTopic": target}
+    async with browsing(one) as http:
+        id = (await started(http, body))["id"]
+    assert await one.stop() == 0
+    async with browsing(other) as http:
+        done = await over(http, id)
+    assert (done["state"], done["records"]) == ("done", 60_000)
+    assert len(committed(kafka, target)) == 60_000
+
+
+async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(kafka, section):
+    source = kafka.topic()
+    fill(kafka, source, 100)
+    async with running_backend() as backend:
+        backend.order(fail=10)
+        reactive = {
+            "group": f"{source}.group",
+            "topics": [kafka.topic()],
+            "backend": {"host": backend.base_url},
+            "valueFormat": "json",
+            "maxPollRecords": 30,
+            "batchRollbackThreshold": "100%",
+        }
+        async with running_sidecar(
+            kafka.bootstrap, replay=section, reactive={"groups": reactive}
+        ) as http:
+            body = {"topic": source, "destination": "backend", "startOffset": 50}
+            begun = await started(http, body)
+            done = await over(http, begun["id"])
+        assert (done["state"], done["records"], done["deadLetters"]) == ("done", 50, 5)
+        assert done["delivery"] == "at-least-once"
+        calls = backend.calls
+        assert {call["headers"]["x-replay-id"] for call in calls} == {begun["id"]}
+        seen = [each["value"]["n"] for call in calls for each in call["records"]]
+        assert seen == list(range(50, 100))
+        assert calls[0]["records"][0]["headers"]["X-Replay-Offset"] == "50"
+    letters = committed(kafka, f"{source}.dlq")
+    assert [json.loads(each.value())["n"] for each in letters] == [50, 60, 70, 80, 90]
