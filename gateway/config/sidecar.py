@@ -80,7 +80,8 @@ class Idempotency(Section):
         "replicas of a sidecar.",
     )
     partitions: Annotated[Number, within(1, 1000, str)] = Field(
-        default=8, description="Of that topic, when it is made. For busy producers."
+        default=4,
+        description="Of that topic, when it is made; half of them for claims. For busy producers.",
     )
     replication: Annotated[Number, within(1, 100, str)] | None = Field(
         default=None,

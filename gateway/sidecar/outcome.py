@@ -33,9 +33,15 @@ WORDS = {
 }
 
 
+class NotWritten(KafkaError):
+    """One of a batch that is not written because of another."""
+
+
 def failure(exc: KafkaError) -> Failure:
     """Why a record was not written, or perhaps not."""
     match exc:
+        case NotWritten():
+            return Failure(OTHERS, str(exc))
         case AccessDenied():
             return Failure(DENIED, str(exc))
         case PartitionFailed():

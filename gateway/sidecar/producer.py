@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -13,12 +14,15 @@ from starlette.routing import BaseRoute, Route
 from ..errors import KafkaError
 from ..formats.codec import Format, SchemaRef
 from ..kafka.messages import TopicAnswer
+from ..kafka.transaction import Placed, Transactions, Write
 from . import body, ndjson, outcome
 from .context import Context, Unaudited
+from .idempotency import Ledger, digest_of
 from .ids import Ids, current
 from .order import Order, Orders, Side
 from .scope import WRITE
 from .spec import wrong
+from .transacting import Transactors, offsets, others, refused, writes
 
 NDJSON = "application/x-ndjson"
 
@@ -32,13 +36,18 @@ class Producers:
         self.context = context
         self.settings = section
         self.orders = Orders(context.codecs, context.spec.validator("ProduceRecord"))
+        self.transactors = Transactors(context, section.transaction_timeout)
+        self.ledger = Ledger(context, section, self.transactors)
         self._operation = context.spec["postData"]
         self.routes: Sequence[BaseRoute] = [
             Route("/producers/{topic}", self.post, methods=["POST"], name="producers"),
         ]
 
     async def run(self) -> None:
-        """Nothing runs beside it."""
+        try:
+            await self.ledger.run()
+        finally:
+            await self.transactors.close()
 
     async def check(self) -> None:
         await self.context.check()
@@ -46,7 +55,7 @@ class Producers:
     async def post(self, request: Request) -> Response:
         asked = self._operation.parameters(request)
         topic = asked["topic"]
-        await self.context.scope(request, WRITE, [topic])
+        who = await self.context.scope(request, WRITE, [topic])
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON:
             return await self._stream(request, asked)
         data = await body.read(request, self.settings.max_bytes)
@@ -55,9 +64,46 @@ class Producers:
         known = await self.context.topic(topic)
         ids = current()
         order = await self.orders.of(known, wanted["records"], self.sides(topic, wanted), ids)
-        results = await self.context.producer.put_many(order.items, within=self.settings.timeout)
-        self.audit(order, results, ids)
-        return outcome.respond(outcome.body_of(outcome.each(order, results), order.schema_ids))
+        if "Idempotency-Key" in asked:
+            scope = f"{who}\0{topic}\0{asked['Idempotency-Key']}"
+            return await self._once(scope, data, order, whole=wanted.get("transactional", False))
+        within = self.settings.timeout
+        if wanted.get("transactional"):
+            results = await self.transactors.write(order, within)
+        else:
+            results = await self.context.producer.put_many(order.items, within=within)
+        return outcome.respond(self._told(order, results))
+
+    async def _once(self, scope: str, data: bytes, order: Order, *, whole: bool) -> Response:
+        """The request that came first with this key is done, and its answer the one of all."""
+        if (whole and order.failures) or not order.items:
+            return outcome.respond(self._told(order, others(order)))
+
+        async def work(by: Transactions, result: Callable[[bytes], Write]) -> bytes:
+            body = b""
+
+            def then(placed: Placed) -> Sequence[Write]:
+                nonlocal body
+                told = outcome.each(order, offsets(order.items, placed))
+                body = orjson.dumps(outcome.body_of(told, order.schema_ids))
+                return [result(body)]
+
+            placed = await by.commit(writes(order.items), then=then)
+            self.audit(order, offsets(order.items, placed))
+            return body
+
+        try:
+            body, again = await self.ledger.once(scope, digest_of(data), work)
+        except KafkaError as exc:
+            return outcome.respond(self._told(order, refused(order.items, exc)))
+        response = outcome.respond(orjson.loads(body))
+        if again:
+            response.headers["Idempotent-Replayed"] = "true"
+        return response
+
+    def _told(self, order: Order, results: Sequence[int | KafkaError]) -> dict[str, Any]:
+        self.audit(order, results)
+        return outcome.body_of(outcome.each(order, results), order.schema_ids)
 
     def parsed(self, data: bytes, kind: str | None) -> dict[str, Any]:
         """A body, validated but for its records: those are when they are taken on. Raises Refusal
@@ -80,7 +126,7 @@ class Producers:
         value = section.value_format(topic, self.settings.value_format)
         return _side(wanted, "key", key), _side(wanted, "value", value)
 
-    def audit(self, order: Order, results: Sequence[int | KafkaError], ids: Ids) -> None:
+    def audit(self, order: Order, results: Sequence[int | KafkaError]) -> None:
         """Of each record that was handed to Kafka."""
         audit = self.context.audit
         if isinstance(audit, Unaudited):

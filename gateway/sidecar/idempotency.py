@@ -1,0 +1,332 @@
+"""Requests with an `Idempotency-Key`: done once, whichever replica they come to, and come again to.
+
+All replicas read one topic. A request writes a claim there, which names a transactional id, and
+waits until it has heard it: the first claim of a key has it (`core.claims`). Its owner writes the
+records and their answer in one transaction under that id; the others wait for the answer. A claim
+whose time is up is taken over, by its transactional id: whoever had that is fenced, and what it
+left open is undone, before the log is read once more to its end. Only then, if there is no answer
+yet, are the records written. Claims and answers have partitions of their own, so that no open
+transaction holds up the hearing of claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from ..config.sidecar import Producer as Settings
+from ..core.claims import SLACK, Claim, Claims, Result
+from ..core.record import Record, TopicPartition
+from ..errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
+from ..errors import UnknownTopic as Missing
+from ..kafka.messages import TopicAnswer
+from ..kafka.offsets import LATEST, Offset
+from ..kafka.piece import piece
+from ..kafka.scan import offset
+from ..kafka.topics import make_topic
+from ..kafka.transaction import Transactions, Write
+from .context import Context
+from .status import Refusal
+from .transacting import Transactors
+
+log = logging.getLogger(__name__)
+
+WAIT = 1.0  # seconds that Kafka holds back a fetch without news
+AGAIN = 0.25  # seconds until what failed is tried again
+SWEEP = 60.0  # seconds
+RECENT = 1000  # answers that are kept beside their places
+KEY = 16  # bytes of a key; a claim's record has its owner behind that
+
+Work = Callable[[Transactions, Callable[[bytes], Write]], Awaitable[bytes]]
+"""Writes the records, and as the last of the same transaction what the callable makes of the
+answer, which it returns."""
+
+
+class Answered(NamedTuple):
+    """again: it was done before."""
+
+    body: bytes
+    again: bool
+
+
+class Ledger:
+    """See the module; `run` it. It reads from the first request on."""
+
+    def __init__(self, context: Context, settings: Settings, transactors: Transactors) -> None:
+        section = settings.idempotency
+        self.claims = Claims(section.keys, section.window)
+        self._context = context
+        self._section = section
+        self._within = settings.timeout
+        self._patience = settings.timeout + 1.0
+        self._transactors = transactors
+        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._next: dict[TopicPartition, int] = {}
+        self._wanted = asyncio.Event()
+        self._reads = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._failure = "it is not read yet"
+
+    async def once(self, scope: str, digest: bytes, work: Work) -> Answered:
+        """Of the first who came with this scope, in the window. scope: identity, topic and key.
+        digest: of what is to be done.
+
+        Raises Refusal 422 for another digest; BrokerUnavailable, with `timeout` where nobody knows
+        by now whether it was done; whatever `work` raises.
+        """
+        key, mine = hashlib.sha256(scope.encode()).digest()[:KEY], _Mine()
+        try:
+            async with asyncio.timeout(self._patience + 2 * self._within):
+                self._wanted.set()
+                await self._reads.wait()
+                while True:
+                    found = await self._attempt(key, digest, work, mine)
+                    if found is not None:
+                        return found
+        except TimeoutError:
+            why = self._failure or "another request with this key is not done"
+            what = f"{why}; try again with the same Idempotency-Key"
+            raise BrokerUnavailable(what, timeout=mine.working, retry_after=1.0) from None
+        finally:
+            if mine.lent is not None and not mine.working:
+                self._transactors.beside(self._release(key, mine.lent.id))
+
+    async def _attempt(self, key: bytes, digest: bytes, work: Work, mine: _Mine) -> Answered | None:
+        """None: look again."""
+        known = self.claims.result(key, time.time())
+        if known is not None:
+            _same(known.digest, digest)
+            return Answered(await self._answer(key, known), again=not mine.working)
+        first = self.claims.first(key)
+        if first is None:
+            mine.lent = mine.lent or await self._transactors.lend()
+            await self._claim(key, digest, mine.lent.id)
+            return None
+        _same(first.digest, digest)
+        if mine.lent is not None and first.owner == mine.lent.id and mine.lent.started:
+            return await self._work(key, digest, work, mine, mine.lent)
+        left = first.until - time.time()
+        if left > 0:
+            await self._changes(key, first, left)
+            return None
+        taken = Transactions(self._context.cluster, first.owner)
+        await taken.start()
+        await self._caught_up(self._places(key)[1])
+        if self.claims.result(key, time.time()) is not None:
+            return None
+        log.info("a request is taken over from %s, which did not end it", first.owner)
+        return await self._work(key, digest, work, mine, taken)
+
+    async def _work(
+        self, key: bytes, digest: bytes, work: Work, mine: _Mine, by: Transactions
+    ) -> Answered | None:
+        mine.working = True
+        place = self._places(key)[1]
+
+        def result(body: bytes) -> Write:
+            return Write(place, key, digest + body, (), time.time_ns() // 1_000_000)
+
+        try:
+            body = await work(by, result)
+        except Fenced:
+            return None  # another is at it: its answer is waited for, the claim stays
+        except (PartitionFailed, AccessDenied):
+            await self._release(key, by.id)
+            mine.over(by)
+            raise
+        except KafkaError as exc:
+            return await self._settled(key, mine, by, exc)
+        if by is mine.lent:
+            self._transactors.back(by)
+        mine.over(by)
+        self._keep(key, body)
+        return Answered(body, again=False)
+
+    async def _settled(
+        self, key: bytes, mine: _Mine, by: Transactions, failure: KafkaError
+    ) -> Answered | None:
+        """Was it written? Once the id is started anew that is certain. Raises the failure."""
+        await by.start()
+        await self._caught_up(self._places(key)[1])
+        if self.claims.result(key, time.time()) is not None:
+            return None
+        await self._release(key, by.id)
+        mine.over(by)
+        raise BrokerUnavailable(f"{failure}; it is not written", retry_after=1.0) from failure
+
+    # what is written
+
+    async def _claim(self, key: bytes, digest: bytes, owner: str) -> None:
+        """And hear of it."""
+        place = self._places(key)[0]
+        at = await self._context.producer.put(
+            place, key + owner.encode(), digest, within=self._within
+        )
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._next.get(place, -1) > at)
+
+    async def _release(self, key: bytes, owner: str) -> None:
+        place, name = self._places(key)[0], key + owner.encode()
+        try:
+            await self._context.producer.put(place, name, None, within=self._within)
+        except KafkaError as exc:
+            log.warning("a claim is not released, which waits for its end now: %s", exc)
+
+    # what is read
+
+    async def run(self) -> None:
+        """Read for as long as it runs."""
+        self._reads.clear()
+        await self._wanted.wait()
+        while True:
+            try:
+                places = await self._begin()
+                break
+            except KafkaError as exc:
+                self._failure = str(exc)
+                await asyncio.sleep(AGAIN)
+        self._failure = ""
+        self._reads.set()
+        async with asyncio.TaskGroup() as group:
+            for place in places:
+                group.create_task(self._follow(place))
+            group.create_task(self._sweep())
+
+    async def _begin(self) -> Sequence[TopicPartition]:
+        known = await self._topic()
+        places = [TopicPartition(known.name, number) for number in known.partitions]
+        since = int((time.time() - self._section.window - SLACK) * 1000)
+        found = await self._context.cluster.list_offsets(dict.fromkeys(places, since))
+        for place in places:
+            told = found[place]
+            if not isinstance(told, Offset):
+                raise BrokerUnavailable(f"{place} cannot be read (code {told})")
+            at = told.offset
+            self._next[place] = (
+                at if at >= 0 else await offset(self._context.cluster, place, LATEST)
+            )
+        return places
+
+    async def _topic(self) -> TopicAnswer:
+        name, section = self._section.topic, self._section
+        try:
+            return await self._context.topic(name)
+        except Missing:
+            configs = {
+                "cleanup.policy": "compact,delete",
+                "retention.ms": str(int((section.window + 2 * SLACK) * 1000)),
+            }
+            replicas = -1 if section.replication is None else section.replication
+            if await make_topic(
+                self._context.cluster, name, partitions=section.partitions, replicas=replicas,
+                configs=configs,
+            ):  # fmt: skip
+                log.info("made the topic %s, for requests with an Idempotency-Key", name)
+            return await self._context.topic(name)
+
+    def _places(self, key: bytes) -> tuple[TopicPartition, TopicPartition]:
+        """Of its claims, and of its result."""
+        pairs = len(self._next) // 2
+        if not pairs:
+            both = next(iter(self._next))
+            return both, both
+        at = 2 * (int.from_bytes(key[:4]) % pairs)
+        return TopicPartition(self._section.topic, at), TopicPartition(self._section.topic, at + 1)
+
+    async def _follow(self, place: TopicPartition) -> None:
+        cluster = self._context.cluster
+        while True:
+            try:
+                got = await piece(cluster, place, self._next[place], max_wait=WAIT)
+            except KafkaError as exc:
+                if self._failure != str(exc):
+                    log.warning("%s cannot be read: %s", place, exc)
+                self._failure = str(exc)
+                await asyncio.sleep(AGAIN)
+                continue
+            self._failure = ""
+            now = time.time()
+            for record in got.records:
+                self._hear(record, now)
+            if got.next != self._next[place]:
+                async with self._moved:
+                    self._next[place] = got.next
+                    self._moved.notify_all()
+
+    def _hear(self, record: Record, now: float) -> None:
+        key, owner = (record.key or b"")[:KEY], (record.key or b"")[KEY:].decode("latin-1")
+        value, at = record.value, record.timestamp / 1000
+        if owner and value is None:
+            self.claims.released(key, owner)
+        elif owner and value is not None:
+            claim = Claim(owner, value, record.offset, at + self._patience)
+            self.claims.claimed(key, claim, now)
+        elif value is not None:
+            self.claims.done(key, Result(value[:KEY], record.tp, record.offset, at))
+
+    async def _changes(self, key: bytes, first: Claim, left: float) -> None:
+        def changed() -> bool:
+            return self.claims.first(key) != first
+
+        try:
+            async with asyncio.timeout(left), self._moved:
+                await self._moved.wait_for(changed)
+        except TimeoutError:
+            return
+
+    async def _caught_up(self, place: TopicPartition) -> None:
+        """To what is there now, also of transactions that are open now."""
+        end = await offset(self._context.cluster, place, LATEST)
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._next[place] >= end)
+
+    async def _answer(self, key: bytes, result: Result) -> bytes:
+        body = self._recent.get(key)
+        if body is None:
+            got = await piece(self._context.cluster, result.tp, result.offset)
+            if not got.records or got.records[0].offset != result.offset:
+                what = "it was done, and its answer is not there any more"
+                raise Refusal(409, f"{what}; use another Idempotency-Key for another request")
+            body = (got.records[0].value or b"")[KEY:]
+            self._keep(key, body)
+        return body
+
+    def _keep(self, key: bytes, body: bytes) -> None:
+        self._recent[key] = body
+        if len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            self.claims.sweep(time.time())
+
+
+class _Mine:
+    """lent: what this request claims with. working: it may have been done by this request."""
+
+    def __init__(self) -> None:
+        self.lent: Transactions | None = None
+        self.working = False
+
+    def over(self, by: Transactions) -> None:
+        """What became of the attempt is known."""
+        self.working = False
+        if by is self.lent:
+            self.lent = None
+
+
+def digest_of(body: bytes) -> bytes:
+    """Of what a request asks for."""
+    return hashlib.sha256(body).digest()[:KEY]
+
+
+def _same(one: bytes, other: bytes) -> None:
+    if one != other:
+        what = "this Idempotency-Key came with another body before"
+        raise Refusal(422, f"{what}; use another key for another request", code="KEY_REUSED")
