@@ -12,6 +12,7 @@
     |   +-- UnknownTopic        no broker knows the topic
     |   +-- PartitionFailed     one partition answered with an error code
     |   +-- GroupFailed         a consumer group cannot be joined, or used
+    |   |   +-- GroupInUse      it has members, so nobody else may change it
     |   +-- Fenced              another one has the transactional id by now: nothing is written
     |   +-- NotOwned            a partition is not this member's (any more): nothing is committed
     +-- RequestError            a client asked for something it cannot have; carries an HTTP status
@@ -122,6 +123,10 @@ class GroupFailed(KafkaError):
         super().__init__(message)
         self.group = group
         self.code = code
+
+
+class GroupInUse(GroupFailed):
+    """The group has members: its offsets are theirs to change."""
 
 
 class Fenced(KafkaError):
