@@ -15,7 +15,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
 
-from . import backoff, begin, codec, failover, fanout, latency, results, resume, retention, slow
+from . import (
+    backoff,
+    begin,
+    codec,
+    failover,
+    fanout,
+    latency,
+    rebalance,
+    results,
+    resume,
+    retention,
+    slow,
+)
 from .figure import Figure
 from .kafka import RealKafka, real_kafka
 
@@ -31,6 +43,7 @@ MEASUREMENTS: Mapping[str, tuple[int, Measure]] = {
     "resume": (1, resume.measure),
     "retention": (1, retention.measure),
     "backoff": (1, backoff.measure),
+    "rebalance": (1, rebalance.measure),
     "failover": (3, failover.measure),
 }
 

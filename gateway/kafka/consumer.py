@@ -16,43 +16,27 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Collection, Mapping
-from typing import Literal, Protocol
-from uuid import UUID
+from typing import Literal
 
 from gateway.core.held import EARLIEST, LATEST, Held
-from gateway.core.member import Assigned, Lost, State
+from gateway.core.member import State
 from gateway.core.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, NotOwned
-from gateway.telemetry.about import apart
 
 from . import protocols
-from .changes import Change
 from .cluster import Cluster
-from .commits import Commits
-from .group import Group, Ownership
 from .group_messages import Committed
 from .intake import Appetite, Intake
 from .protocols import Protocols
+from .tenure import Listener, Tenure
+
+__all__ = ["Committed", "GroupConsumer", "Listener"]
 
 RESETS: Mapping[str, int | None] = {"latest": LATEST, "earliest": EARLIEST, "none": None}
 LOCATING = 30.0  # seconds within which a seek by time must know its offset
 GRACE = 0.5  # seconds that a poll waits beyond its time for answers that are on their way
-PATTERN = 5.0  # seconds between looks for topics that a pattern matches
 
 Offsets = Mapping[TopicPartition, int | Committed]
-
-
-class Listener(Protocol):
-    """Hears of what the member owns. Bounded by the rebalance timeout, each."""
-
-    async def assigned(self, tps: frozenset[TopicPartition]) -> None:
-        """They are read from now on; `seek` in here decides from where."""
-
-    async def revoked(self, tps: frozenset[TopicPartition]) -> None:
-        """Still ours until this returns: the time to commit. `poll` returns no more of them."""
-
-    async def lost(self, tps: frozenset[TopicPartition]) -> None:
-        """Another's already, perhaps: nothing of them can be committed."""
 
 
 class GroupConsumer:
@@ -88,23 +72,21 @@ class GroupConsumer:
         prefetch: bool = False,
     ) -> None:
         self.group = group
-        self._cluster = cluster
-        self._protocols = Protocols(
-            protocol, instance_id, session_timeout, heartbeat_interval, rebalance_timeout
-        )
         self._intake = Intake(
-            cluster, int(isolation == "read_committed"), max_partition_bytes,
+            cluster,
+            int(isolation == "read_committed"),
+            max_partition_bytes,
             RESETS[auto_offset_reset],
-        )  # fmt: skip
+        )
+        self._tenure = Tenure(
+            cluster,
+            group,
+            Protocols(
+                protocol, instance_id, session_timeout, heartbeat_interval, rebalance_timeout
+            ),
+            self._intake,
+        )
         self._prefetch = prefetch
-        self._member: Group | None = None
-        self._commits = Commits(cluster.coordinators, group)
-        self._listener: Listener | None = None
-        self._failure: KafkaError | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._matching: asyncio.Task[None] | None = None
-        self._kept: set[str] = set()  # topics of partitions assigned by hand
-        self._unlisten = cluster.metadata.listen(self._changed)
         self._polling = asyncio.Lock()
         self._closed = False
         self._turn = 0
@@ -114,48 +96,19 @@ class GroupConsumer:
     def subscribe(
         self, topics: Collection[str] | re.Pattern[str], listener: Listener | None = None
     ) -> None:
-        """Join the group for these topics, or all that the whole pattern matches."""
-        assert not self._kept, "partitions are assigned by hand"
-        self._listener = listener
-        if self._member is None:
-            member = self._member = Group(
-                self._cluster,
-                self.group,
-                self,
-                self._protocols,
-                rebalance_timeout=self._protocols.rebalance_timeout,
-            )
-            self._intake.follows = False
-            self._commits = Commits(
-                self._cluster.coordinators,
-                self.group,
-                lambda: member.identity,
-                lambda: self._intake.held.keys() & member.owned,
-                member.hurry,
-            )
-        if self._matching is not None:
-            self._matching.cancel()
-            self._matching = None
-        if isinstance(topics, re.Pattern):
-            self._matching = apart(self._match(self._member, topics))
-        else:
-            self._member.subscribe(frozenset(topics))
+        """Be the group's member for these topics, or all whose whole name the pattern matches.
+
+        Raises ValueError where partitions were assigned by hand.
+        """
+        self._tenure.join(topics, listener)
 
     def assign(self, tps: Collection[TopicPartition]) -> None:
-        """Read these and no others, in no group's name; from what is committed, if there is a
-        group, else from where `auto_offset_reset` says, or a `seek`."""
-        assert self._member is None, "it is subscribed"
-        for tp in self._intake.held.keys() - set(tps):
-            self._intake.drop(tp)
-        topics = {tp.topic for tp in tps}
-        for topic in topics - self._kept:
-            self._cluster.metadata.keep(topic)
-        for topic in self._kept - topics:
-            self._cluster.metadata.let_go(topic)
-        self._kept = topics
-        new = [self._intake.hold(tp) for tp in tps if tp not in self._intake.held]
-        if new:
-            self._begin(new)
+        """Read these and no others, as nobody's member; from what is committed, if there is a
+        group, else from where `auto_offset_reset` says, or a `seek`.
+
+        Raises ValueError where it is subscribed.
+        """
+        self._tenure.assign(tps)
 
     @property
     def assignment(self) -> frozenset[TopicPartition]:
@@ -165,7 +118,7 @@ class GroupConsumer:
     @property
     def state(self) -> State:
         """Of the membership; who reads by hand is RUNNING."""
-        return self._member.state if self._member is not None else State.RUNNING
+        return self._tenure.state
 
     # reading
 
@@ -234,8 +187,8 @@ class GroupConsumer:
     def _raise(self) -> None:
         if self._closed:
             raise KafkaError("the consumer is closed")
-        if self._failure is not None:
-            raise self._failure
+        if self._tenure.failure is not None:
+            raise self._tenure.failure
         for failure in self._intake.failures.values():
             raise failure
 
@@ -291,9 +244,6 @@ class GroupConsumer:
             raise NotOwned(f"{tp} is not this consumer's (any more); see its assignment")
         return held
 
-    def _is_held(self, held: Held) -> bool:
-        return self._intake.held.get(held.tp) is held
-
     # offsets
 
     async def commit(self, offsets: Offsets | None = None) -> None:
@@ -305,19 +255,15 @@ class GroupConsumer:
         wanted = self._positions() if offsets is None else _committed(offsets)
         if not wanted:
             return
-        held = {tp: one for tp in wanted if (one := self._intake.held.get(tp)) is not None}
         try:
-            await self._commits.commit(wanted, self._topic_id)
+            await self._tenure.commit(wanted)
         except NotOwned:
             if offsets is not None:
-                raise
-            return  # what was lost amid the commit is not the caller's any more
-        for tp, one in held.items():
-            one.committed = wanted[tp].offset
+                raise  # without offsets: what was lost amid the commit is not the caller's any more
 
     async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
         """What the group has committed; absent where nothing is. Raises as `commit`."""
-        return await self._commits.committed(tps)
+        return await self._tenure.committed(tps)
 
     def _positions(self) -> dict[TopicPartition, Committed]:
         return {
@@ -325,13 +271,6 @@ class GroupConsumer:
             for tp, held in self._intake.held.items()
             if held.position is not None and held.position != held.committed
         }
-
-    def _topic_id(self, topic: str) -> UUID | None:
-        """Of the topic that was read: its successor's offsets are others."""
-        for held in self._intake.held.values():
-            if held.tp.topic == topic:
-                return held.topic_id
-        return None
 
     async def close(self, leave: bool = True) -> None:
         """The listener's `revoked` is awaited for all that is owned, then the group is left.
@@ -342,117 +281,8 @@ class GroupConsumer:
         if self._closed:
             return
         self._closed = True
-        self._unlisten()
-        tasks = [*self._tasks, *([self._matching] if self._matching else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for held in self._intake.held.values():
-            held.giving_up = True
-        self._intake.wake()
-        if self._member is not None:
-            await self._farewell()
-            await self._member.close(leave)
-        for topic in self._kept:
-            self._cluster.metadata.let_go(topic)
+        await self._tenure.close(leave)
         await self._intake.close()
-
-    async def _farewell(self) -> None:
-        if self._listener is None or not self._intake.held:
-            return
-        try:
-            async with asyncio.timeout(self._protocols.rebalance_timeout):
-                await self._listener.revoked(self.assignment)
-        except (TimeoutError, KafkaError):
-            pass
-
-    # the owner of a group's partitions
-
-    def owns(self, event: Ownership) -> None:
-        if isinstance(event, Assigned):
-            for tp in event.tps:
-                self._intake.hold(tp)
-            return
-        for tp in event.tps:
-            if isinstance(event, Lost):
-                self._intake.drop(tp)
-            elif (held := self._intake.held.get(tp)) is not None:
-                held.giving_up = True
-        self._intake.wake()
-
-    async def follow(self, event: Ownership) -> None:
-        listener = self._listener
-        if isinstance(event, Assigned):
-            held = [one for tp in event.tps if (one := self._intake.held.get(tp)) is not None]
-            try:
-                if listener is not None:
-                    await listener.assigned(event.tps)
-            finally:
-                self._begin(held)
-        elif isinstance(event, Lost):
-            if listener is not None:
-                await listener.lost(event.tps)
-        else:
-            try:
-                if listener is not None:
-                    await listener.revoked(event.tps)
-            finally:
-                for tp in event.tps:
-                    self._intake.drop(tp)
-
-    def failed(self, failure: KafkaError | None) -> None:
-        self._failure = failure
-        if failure is not None:
-            self._intake.wake()
-
-    # where to begin
-
-    def _begin(self, some: Collection[Held]) -> None:
-        task = apart(self._resolve(list(some)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _resolve(self, some: list[Held]) -> None:
-        """From what is committed; until it is known, nothing is read."""
-        while some := [held for held in some if self._is_held(held) and _unplaced(held)]:
-            try:
-                found = await self._found([held.tp for held in some])
-            except KafkaError as exc:
-                self.failed(exc if not isinstance(exc, BrokerUnavailable) else None)
-                await asyncio.sleep(exc.retry_after or 0.5)
-                continue
-            for held in filter(_unplaced, some):
-                committed = found.get(held.tp)
-                if committed is None:
-                    self._intake.nowhere(held)
-                else:
-                    held.seek(committed.offset, committed.epoch)
-                    held.committed = committed.offset
-            await self._intake.located(some)  # `latest` is the end as of now, not of the first poll
-            self._intake.wake()
-
-    async def _found(self, tps: list[TopicPartition]) -> dict[TopicPartition, Committed]:
-        return await self._commits.committed(tps) if self.group else {}
-
-    async def _match(self, member: Group, pattern: re.Pattern[str]) -> None:
-        """Kafka's own topics (`__...`) are matched by nothing."""
-        while True:
-            try:
-                names = await self._cluster.topics()
-                found = {name for name in names if pattern.fullmatch(name)}
-                member.subscribe(frozenset(name for name in found if not name.startswith("__")))
-            except KafkaError:
-                await asyncio.sleep(0.5)
-                continue
-            await asyncio.sleep(PATTERN)
-
-    def _changed(self, change: Change) -> None:
-        if any(tp.topic == change.topic.name for tp in self._intake.held):
-            self._intake.wake()
-
-
-def _unplaced(held: Held) -> bool:
-    return held.position is None and held.spec is None and not held.stopped
 
 
 def _committed(of: Offsets) -> dict[TopicPartition, Committed]:

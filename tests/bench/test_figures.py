@@ -17,6 +17,7 @@ from bench import (
     fanout,
     figures,
     latency,
+    rebalance,
     results,
     resume,
     retention,
@@ -73,6 +74,15 @@ async def test_failover_tells_the_hurt_partitions_from_the_others(mock3):
     for how in ("killed", "frozen"):
         assert value(found, f"{how} leader: its partitions silent") > 0
         assert value(found, f"{how} leader: the others silent") > 0
+
+
+async def test_rebalance_tells_the_restarted_members_partitions_from_the_others(real):
+    cases = (rebalance.Case(6, 0.2), rebalance.Case(6, 0.2, protocol="classic"))
+    size = rebalance.Size(cases, partitions=2, members=2, before=0.2, away=0.2)
+    found = await rebalance.measure(real, size)
+    assert len(found) == 4
+    for figure in found:
+        assert figure.value > 0
 
 
 async def test_backoff_counts_what_a_lost_broker_is_asked(real):
