@@ -32,6 +32,7 @@ from ..telemetry.figures import Figures
 from .body import read
 from .chaos import NAMES, Assaulted, ChaosMonkey
 from .context import Context
+from .groups import Groups
 from .status import Refusal, answer
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ class Admin:
         self.monkey = ChaosMonkey() if settings.chaos else None
         monkey = [] if self.monkey is None else [Middleware(Assaulted, monkey=self.monkey)]
         self.middleware: Sequence[Middleware] = monkey
+        groups = Groups(context)
         self.routes: Sequence[BaseRoute] = [
             self._route("GET", "/adm/server/info", self._info),
             self._route("GET", "/adm/logger", self._levels),
@@ -69,6 +71,9 @@ class Admin:
             self._route("GET", "/adm/chaosmonkey", self._chaos),
             self._route("GET", "/adm/chaosmonkey/{assault}", self._assault),
             self._route("POST", "/adm/chaosmonkey/{assault}", self._set_assault),
+            self._route("GET", "/adm/groups", groups.listed),
+            self._route("GET", "/adm/groups/{group}/lag", groups.lag),
+            self._route("POST", "/adm/groups/{group}/offsets", groups.seek),
             self._route("DELETE", "/adm/shutdown", self._shutdown),
         ]
 

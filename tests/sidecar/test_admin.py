@@ -32,6 +32,9 @@ PATHS = [
     ("GET", "/adm/chaosmonkey"),
     ("GET", "/adm/chaosmonkey/latency"),
     ("POST", "/adm/chaosmonkey/latency"),
+    ("GET", "/adm/groups"),
+    ("GET", "/adm/groups/g/lag"),
+    ("POST", "/adm/groups/g/offsets"),
     ("DELETE", "/adm/shutdown"),
 ]
 

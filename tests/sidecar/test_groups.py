@@ -1,0 +1,72 @@
+"""Groups as operators see them: on a real broker, as the embedded one has none."""
+
+from __future__ import annotations
+
+import uuid
+
+import httpx
+from support.consuming import member
+from support.reading import cluster
+from support.records import Sent, produce
+from support.sidecars import ready, running_sidecar
+from support.until import until
+
+from gateway.core.record import TopicPartition
+
+
+async def seek(http: httpx.AsyncClient, group: str, **where: object) -> httpx.Response:
+    return await http.post(f"/adm/groups/{group}/offsets", json={"offsets": [where]})
+
+
+async def test_operators_see_how_far_behind_a_group_is_and_move_it_while_nobody_is_in_it(
+    kafka, topic
+):
+    name, group = topic(partitions=2), f"group-{uuid.uuid4().hex[:12]}"
+    zero = TopicPartition(name, 0)
+    place = {"topic": name, "partition": 0}
+    async with (
+        running_sidecar(kafka.bootstrap, admin={}) as http,
+        cluster(kafka.bootstrap, name) as made,
+    ):
+        await ready(http)
+        await produce(kafka.bootstrap, name, [Sent(b"x", partition=0)] * 10)
+        async with member(made, group, [name], auto_offset_reset="earliest") as one:
+            await until(lambda: len(one.records) >= 10 and len(one.owned) == 2, within=60)
+            await one.consumer.commit()
+            told = (await http.get(f"/adm/groups/{group}/lag")).json()
+            assert told["lag"] == 0
+            assert {each["partition"]: each["end"] for each in told["partitions"]} == {0: 10, 1: 0}
+            assert all(each["owner"] for each in told["partitions"])
+            listed = (await http.get("/adm/groups")).json()
+            assert group in [each["group"] for each in listed]
+            answer = await seek(http, group, **place, offset=3)
+            assert (answer.status_code, answer.json()["code"]) == (409, "GROUP_IN_USE")
+
+        for where, offset in (
+            ({"offset": 3}, 3),
+            ({"position": "earliest"}, 0),
+            ({"position": "latest"}, 10),
+            ({"timestamp": 0}, 0),
+            ({"timestamp": 2**52}, 10),
+        ):
+            answer = await seek(http, group, **place, **where)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["offsets"] == [{**place, "offset": offset}]
+        await seek(http, group, **place, offset=4)
+        told = (await http.get(f"/adm/groups/{group}/lag")).json()
+        found = {each["partition"]: each for each in told["partitions"]}
+        assert (found[0]["committed"], found[0]["lag"], found[0]["owner"]) == (4, 6, None)
+        async with member(made, group, [name]) as one:
+            await until(lambda: len(one.records) >= 6, within=60)
+            offsets = [each.offset for each in one.records if each.tp == zero]
+            assert offsets == [4, 5, 6, 7, 8, 9]
+
+        answer = await http.get(f"/adm/groups/{group}x/lag")
+        assert (answer.status_code, answer.json()["code"]) == (404, "UNKNOWN_GROUP")
+        for wrong, status in (
+            ({"topic": name, "partition": 9, "offset": 1}, 400),
+            ({"topic": name, "partition": 0, "offset": 1, "position": "latest"}, 400),
+            ({"topic": name, "partition": 0}, 400),
+            ({"topic": f"{name}x", "partition": 0, "offset": 1}, 404),
+        ):
+            assert (await seek(http, group, **wrong)).status_code == status, wrong
