@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -23,7 +24,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from .. import __version__
 from ..config.dump import dump
 from ..config.expression import nearest
 from ..config.guarded import is_loopback
@@ -111,7 +111,7 @@ class Admin:
         configuration = await asyncio.to_thread(_configuration, dump(settings))
         told = {
             "name": settings.name,
-            "version": __version__,
+            "version": version("gateway"),
             "python": sys.version.split()[0],
             "pid": os.getpid(),
             "uptimeSeconds": round(time.time() - self._started, 3),
