@@ -1,0 +1,200 @@
+"""The part `reactive`: its groups, and what operators do with one that runs.
+
+Each sidecar answers for the member that it is: what it reads, how far, what holds it up; paused or
+sought is what is its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from ...config.expression import nearest
+from ...core.record import TopicPartition
+from ...errors import NotOwned
+from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset
+from ...telemetry import catalog
+from ...telemetry.figures import Figures
+from ..body import read
+from ..context import Context
+from ..part import Unready
+from ..scope import READ
+from ..status import Refusal, answer
+from .group import ReactiveGroup
+from .state import state_of
+
+log = logging.getLogger(__name__)
+
+ADMIN = "admin"  # the scope of who may pause and seek
+LARGEST = 256 << 10  # bytes of a request
+AGAIN = 1.0  # seconds until a group that failed is begun again
+LOOKED_UP = 5.0  # seconds for ends and times to be told
+SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}
+
+
+class Reactive:
+    """See the module, and `part.Part`."""
+
+    def __init__(self, context: Context) -> None:
+        settings = context.section.reactive
+        assert settings is not None
+        self._context = context
+        # as many connections as there are lanes; to a back end in the same pod, past any proxy
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(
+            trust_env=False, limits=limits, timeout=None, follow_redirects=False
+        )
+        self.groups = {
+            each.group: ReactiveGroup(context, each, self._client) for each in settings.groups
+        }
+        self.routes: Sequence[BaseRoute] = [
+            Route("/reactive", self._list, methods=["GET"]),
+            Route("/reactive/{group}", self._state, methods=["GET"]),
+            Route("/reactive/{group}/pause", self._pause, methods=["POST"]),
+            Route("/reactive/{group}/resume", self._resume, methods=["POST"]),
+            Route("/reactive/{group}/seek", self._seek, methods=["POST"]),
+        ]
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for each in self.groups.values():
+                    group.create_task(_kept(each))
+                group.create_task(asyncio.Event().wait())
+        finally:
+            await self._client.aclose()
+
+    async def check(self) -> None:
+        for each in self.groups.values():
+            if each.failure is not None:
+                raise Unready("reactive", f"group {each.name}: {each.failure}")
+
+    def read(self, figures: Figures) -> None:
+        """Adds what a scrape wants to know."""
+        for name, group in self.groups.items():
+            tallies = group.tallies
+            for (topic, outcome), records in tallies.records.items():
+                figures.add(catalog.REACTIVE_RECORDS, records, name, topic, outcome)
+            for verdict, batches in tallies.batches.items():
+                figures.add(catalog.REACTIVE_BATCHES, batches, name, verdict)
+            figures.add(catalog.REACTIVE_REPEATED, tallies.repeated, name)
+            figures.observed(catalog.REACTIVE_SECONDS, tallies.seconds, name)
+            held_up = sum(bool(each.lane.trouble) for each in group.runners)
+            figures.add(catalog.REACTIVE_HELD_UP, held_up, name)
+            waiting = sum(each.lane.waiting for each in group.runners)
+            figures.add(catalog.REACTIVE_WAITING, waiting, name)
+            told = self._context.cluster.coordinators.tallies
+            if name in told.seconds:
+                figures.observed(catalog.REACTIVE_REBALANCE, told.seconds[name], name)
+            figures.add(catalog.REACTIVE_LOST, told.lost[name], name)
+
+    # over HTTP
+
+    async def _list(self, request: Request) -> Response:
+        await self._context.scope(request, READ)
+        return answer([await state_of(each, None) for each in self.groups.values()])
+
+    async def _state(self, request: Request) -> Response:
+        group = self._named(request)
+        await self._context.scope(request, READ, group=group.name)
+        return answer(await state_of(group, self._context.cluster))
+
+    async def _pause(self, request: Request) -> Response:
+        return await self._paused(request, True)
+
+    async def _resume(self, request: Request) -> Response:
+        return await self._paused(request, False)
+
+    async def _paused(self, request: Request, paused: bool) -> Response:
+        group = await self._administered(request)
+        group.pause(paused)
+        log.info("group %s is %s", group.name, "paused" if paused else "resumed")
+        return answer(await state_of(group, None))
+
+    async def _seek(self, request: Request) -> Response:
+        group = await self._administered(request)
+        data = await read(request, LARGEST)
+        body = self._context.spec["seekReactive"].body(data, request.headers.get("content-type"))
+        offsets = await self._offsets(group, body)
+        try:
+            await group.seek(offsets)
+        except NotOwned as error:
+            raise Refusal(409, str(error), code="NOT_OWNED") from None
+        log.info("group %s goes on from %s", group.name, offsets)
+        return answer({"offsets": [_offset(tp, at) for tp, at in offsets.items()]})
+
+    async def _administered(self, request: Request) -> ReactiveGroup:
+        group = self._named(request)
+        await self._context.scope(request, ADMIN, group=group.name)
+        if group.consumer is None:
+            raise Refusal(503, f"group {group.name} does not run; try again", retry_after=1.0)
+        return group
+
+    def _named(self, request: Request) -> ReactiveGroup:
+        name = request.path_params["group"]
+        if name not in self.groups:
+            near = nearest(name, list(self.groups), "GET /reactive lists them")
+            what = f"no reactive group {name[:80]!r}"
+            raise Refusal(404, f"{what}; {near}", code="GROUP_NOT_FOUND")
+        return self.groups[name]
+
+    async def _offsets(
+        self, group: ReactiveGroup, body: Mapping[str, Any]
+    ) -> dict[TopicPartition, int]:
+        """What a request means. Raises Refusal 400, 409, KafkaError."""
+        found = {_tp(each): each["offset"] for each in body.get("offsets", ())}
+        specs = {_tp(each): each["timestamp"] for each in body.get("timestamps", ())}
+        if "to" in body:
+            assert group.consumer is not None
+            specs |= dict.fromkeys(group.consumer.assignment, SPECS[body["to"]])
+        if not found and not specs:
+            what = "names no partition; give it offsets, timestamps or to"
+            raise Refusal(400, f"the body: {what}", code="INVALID_REQUEST")
+        bounds = await self._listed(group, dict.fromkeys(found, SPECS["beginning"]))
+        ends = await self._listed(group, dict.fromkeys(found, SPECS["end"]))
+        for tp, offset in found.items():
+            if not bounds[tp] <= offset <= ends[tp]:
+                what = f"{tp} has no offset {offset}"
+                hint = f"use {bounds[tp]} to {ends[tp]}"
+                raise Refusal(400, f"{what}; {hint}", code="OFFSET_OUT_OF_RANGE")
+        later = await self._listed(group, specs)
+        none = {tp: SPECS["end"] for tp, at in later.items() if at < 0}  # none is that late
+        return found | later | await self._listed(group, none)
+
+    async def _listed(
+        self, group: ReactiveGroup, specs: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        committed = group.settings.isolation == "read_committed"
+        isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
+        if not specs:
+            return {}
+        answers = await self._context.cluster.list_offsets(specs, isolation, within=LOOKED_UP)
+        offsets = {tp: at.offset for tp, at in answers.items() if isinstance(at, Offset)}
+        for tp in specs.keys() - offsets.keys():
+            raise Refusal(409, f"{tp} tells no offsets now; try again, or correct its name")
+        return offsets
+
+
+async def _kept(group: ReactiveGroup) -> None:
+    """Run it, and again where it fails: one group must not end the others."""
+    while True:
+        try:
+            await group.run()
+        except Exception:
+            log.exception("group %s failed; it is begun again", group.name)
+            await asyncio.sleep(AGAIN)
+
+
+def _tp(of: Mapping[str, Any]) -> TopicPartition:
+    return TopicPartition(of["topic"], of["partition"])
+
+
+def _offset(tp: TopicPartition, offset: int) -> dict[str, Any]:
+    return {"topic": tp.topic, "partition": tp.partition, "offset": offset}

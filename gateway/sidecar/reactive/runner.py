@@ -1,0 +1,198 @@
+"""One lane at work: what `core.delivery` decides, done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from ...core.delivery import Bury, Dead, Lane, Probe, Rules, Send, Settled, Wait
+from ...core.record import TopicPartition
+from ...core.verdict import Answered, Away, Item, Verdict
+from ...errors import RegistryUnavailable
+from ...telemetry.about import about
+from ...telemetry.histogram import Histogram
+from ..ids import Ids
+from .backend import BackEnd
+from .dead_letters import DeadLetters
+from .points import Points
+from .written import Writer, Written
+
+log = logging.getLogger(__name__)
+
+GROUP = "X-Consumer-Group"
+
+
+@dataclass(slots=True)
+class Tallies:
+    """Of one group.
+
+    records: by what became of them (`processed, dead`); repeated: sent another time.
+    batches: by the verdict. seconds: until the back end answered.
+    """
+
+    records: Counter[tuple[str, str]] = field(default_factory=Counter)  # topic, outcome
+    batches: Counter[str] = field(default_factory=Counter)
+    repeated: int = 0
+    seconds: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(frozen=True, slots=True)
+class Works:
+    """What the lanes of one group share. settled: told of what is done with, before its commit."""
+
+    group: str
+    back_end: BackEnd
+    writer: Writer
+    dead_letters: DeadLetters
+    points: Points
+    settled: Callable[[Settled], None]
+    tallies: Tallies = field(default_factory=Tallies)
+
+
+class Runner:
+    """A lane, its partitions, and its loop. turned: called whenever it has moved."""
+
+    def __init__(self, rules: Rules, works: Works, turned: Callable[[Runner], None]) -> None:
+        self.lane = Lane(rules)
+        self.tps: set[TopicPartition] = set()
+        self.throttled = False
+        self._works = works
+        self._turned = turned
+        self._wake = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._sending: asyncio.Task[Verdict] | None = None
+        self._said = ""
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            self._wake.clear()
+            await self._works.points.good.wait()
+            step = self.lane.next(_now())
+            if step is None or isinstance(step, Wait):
+                await self._idle(step)
+            else:
+                self._told(await self._done(step))
+                self._moved.set()
+                self._moved = asyncio.Event()
+                self._turned(self)
+
+    # partitions that go
+
+    async def release(self, tps: Collection[TopicPartition]) -> None:
+        """Returns when nothing of theirs is under way any more."""
+        self.tps -= set(tps)  # what waited of them is dropped: they are not caught up with
+        self.lane.leave(tps)
+        self._wake.set()
+        while self.lane.carries(tps):
+            await self._moved.wait()
+
+    def drop(self, tps: Collection[TopicPartition]) -> bool:
+        """They are gone. True if something of theirs was not settled."""
+        carried = self.lane.carries(tps)
+        self.lane.drop(tps)
+        self.tps -= set(tps)
+        if self.lane.abandoned and self._sending is not None:
+            self._sending.cancel()
+        self._wake.set()
+        return carried
+
+    # steps
+
+    async def _idle(self, wait: Wait | None) -> None:
+        try:
+            async with asyncio.timeout_at(None if wait is None else wait.until):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _done(self, step: Send | Probe | Bury) -> Settled | None:
+        match step:
+            case Send():
+                verdict = await self._sent(step)
+                self._works.tallies.batches[type(verdict).__name__.lower()] += 1
+                return self.lane.answered(verdict, _now())
+            case Probe():
+                unwell = await self._works.back_end.unwell()
+                self.lane.probed(not unwell, _now(), unwell)
+                return None
+            case Bury(dead):
+                left, why = await self._buried(dead)
+                return self.lane.buried(left, _now(), why)
+
+    async def _sent(self, step: Send) -> Verdict:
+        """Whatever happens: the batch stays, and the lane goes on with it."""
+        task = self._sending = asyncio.create_task(self._send(step))
+        try:
+            await asyncio.wait([task])
+        finally:
+            self._sending = None
+            task.cancel()
+        return Away("its partitions are another's") if task.cancelled() else task.result()
+
+    async def _send(self, step: Send) -> Verdict:
+        works, ids = self._works, Ids.made()
+        if step.attempt:
+            works.tallies.repeated += len(step.records)
+        with about(group=works.group, correlation=ids.correlation):
+            try:
+                written = await works.writer.write(step.records)
+                if not written.sent:
+                    return _with(Answered([]), written, len(step.records))
+                began = _now()
+                headers = {GROUP: works.group, **dict(ids.pairs())}
+                verdict = await works.back_end.post(written.body, written.sent, headers)
+                works.tallies.seconds.observe(_now() - began)
+                log.debug("%d records: %s", len(written.sent), verdict)
+                return _with(verdict, written, len(step.records))
+            except RegistryUnavailable as error:
+                return Away(str(error), error.retry_after)
+            except Exception:
+                log.exception("a batch of group %s could not be sent; it is kept", works.group)
+                return Away("the sidecar failed; its log says why")
+
+    async def _buried(self, dead: Sequence[Dead]) -> tuple[Sequence[Dead], str]:
+        try:
+            return await self._works.dead_letters.write(dead)
+        except Exception:
+            log.exception("dead letters of group %s could not be written", self._works.group)
+            return dead, "the sidecar failed; its log says why"
+
+    def _told(self, settled: Settled | None) -> None:
+        works, trouble = self._works, self.lane.trouble
+        if trouble and trouble != self._said:
+            log.warning("group %s: a batch waits: %s", works.group, trouble)
+        elif self._said and not trouble:
+            log.info("group %s: batches are processed again", works.group)
+        self._said = trouble
+        if settled is None:
+            return
+        for record in settled.processed:
+            works.tallies.records[record.tp.topic, "processed"] += 1
+        for each in settled.dead:
+            works.tallies.records[each.record.tp.topic, "dead"] += 1
+        works.settled(settled)
+        works.points.note(settled.points)
+
+
+def _with(verdict: Verdict, written: Written, count: int) -> Verdict:
+    """As of all records, with those that could not be sent among them."""
+    if not isinstance(verdict, Answered) or not written.unreadable:
+        return verdict
+    items = iter(verdict.items)
+    wrong = written.unreadable
+    return Answered(
+        [
+            Item(False, wrong[index], hopeless=True) if index in wrong else next(items)
+            for index in range(count)
+        ]
+    )
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

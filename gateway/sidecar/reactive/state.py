@@ -1,0 +1,93 @@
+"""How a reactive group is, as its member here sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ...core.record import TopicPartition
+from ...errors import KafkaError
+from ...kafka.cluster import Cluster
+from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset
+from .group import ReactiveGroup
+from .runner import Runner
+
+LOOKED_UP = 2.0  # seconds for the ends to be told; without them there is no lag
+
+
+async def state_of(group: ReactiveGroup, cluster: Cluster | None) -> dict[str, Any]:
+    """cluster: asked for the ends of its partitions, too."""
+    consumer = group.consumer
+    held = sorted(consumer.assignment) if consumer is not None else []
+    ends = await _ends(group, held, cluster) if cluster is not None and held else {}
+    partitions = [_partition(group, tp, ends) for tp in held]
+    lags = [each["lag"] for each in partitions]
+    now = asyncio.get_running_loop().time()
+    rebalances = group.rebalances
+    return {
+        "group": group.name,
+        "state": _word(group),
+        "failure": group.failure or group.points.failing or None,
+        "backend": f"{group.settings.backend.host}{group.settings.backend.path}",
+        "lag": None if None in lags or cluster is None else sum(lags),
+        "processed": _count(group, "processed"),
+        "deadLetters": _count(group, "dead"),
+        "repeated": group.tallies.repeated,
+        "rebalances": sum(rebalances.counts) if rebalances is not None else 0,
+        "partitions": partitions,
+        "lanes": [_lane(group, each, now) for each in group.runners],
+    }
+
+
+def _word(group: ReactiveGroup) -> str:
+    if group.consumer is None:
+        return "STOPPED"
+    if group.failure is not None:
+        return "FAILED"
+    return "PAUSED" if group.paused else group.consumer.state.name
+
+
+def _count(group: ReactiveGroup, outcome: str) -> int:
+    return sum(n for (_, what), n in group.tallies.records.items() if what == outcome)
+
+
+def _lane(group: ReactiveGroup, runner: Runner, now: float) -> dict[str, Any]:
+    lane = runner.lane
+    return {
+        "partitions": len(runner.tps),
+        "waiting": lane.waiting,
+        "underWay": lane.busy,
+        "heldUpBy": lane.trouble or None,
+        "heldUpFor": round(now - lane.since, 3) if lane.trouble else None,
+        "stuck": group.is_stuck(runner, now),
+    }
+
+
+def _partition(
+    group: ReactiveGroup, tp: TopicPartition, ends: dict[TopicPartition, int]
+) -> dict[str, Any]:
+    committed, end = group.points.committed(tp), ends.get(tp)
+    position = group.consumer.position(tp) if group.consumer is not None else None
+    reached = committed if committed is not None else position
+    runner = group.runner_of(tp)
+    return {
+        "topic": tp.topic,
+        "partition": tp.partition,
+        "position": position,
+        "committed": committed,
+        "end": end,
+        "lag": None if end is None or reached is None else max(0, end - reached),
+        "lane": group.runners.index(runner) if runner is not None else None,
+    }
+
+
+async def _ends(
+    group: ReactiveGroup, tps: list[TopicPartition], cluster: Cluster
+) -> dict[TopicPartition, int]:
+    committed = group.settings.isolation == "read_committed"
+    isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
+    try:
+        answers = await cluster.list_offsets(dict.fromkeys(tps, -1), isolation, within=LOOKED_UP)
+    except KafkaError:
+        return {}
+    return {tp: at.offset for tp, at in answers.items() if isinstance(at, Offset)}
