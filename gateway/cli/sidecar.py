@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +17,15 @@ if TYPE_CHECKING:
 
 def sidecar(
     config: File,
+    values: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="YAML of single options, such as `kafka-producer.keyFormat: json`.",
+        ),
+    ] = None,
     host: Annotated[
         str | None, typer.Option(metavar="HOST", help="Address to bind; beats listen.host.")
     ] = None,
@@ -32,6 +42,7 @@ def sidecar(
 
     \b
     gateway sidecar -c gateway.yaml                       # on 127.0.0.1:8080
+    gateway sidecar -c gateway.yaml --values values.yml
     gateway sidecar -c gateway.yaml --host 0.0.0.0 --port 8443
     """
     from gateway.config import load
@@ -45,7 +56,7 @@ def sidecar(
             raise typer.BadParameter(what, param_hint="--debug")
 
     def loaded() -> Settings:
-        return alone(load(config), str(config), host=host, port=port)
+        return alone(load(config, values=values), str(config), host=host, port=port)
 
     status = serve(loaded(), debug=set(debug or ()), load=loaded, beside=sidecar_alone)
     if status:

@@ -33,6 +33,8 @@ from .settings import Settings
 from .telemetry import Logs, Metrics, Telemetry, Traces
 from .template import Template
 from .units import Rate
+from .values import Values
+from .values import read as read_values
 
 __all__ = [
     "X509",
@@ -85,25 +87,33 @@ __all__ = [
 ]
 
 
-def load(path: str | os.PathLike[str]) -> Settings:
-    """The settings of a file. Raises ConfigError with every problem found in it."""
+def load(path: str | os.PathLike[str], *, values: str | os.PathLike[str] | None = None) -> Settings:
+    """The settings of a file. values: a file of single options that beat it; see there. Raises
+    ConfigError with every problem found in them."""
     name = os.fspath(path)
     try:
         raw = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError([f"{name}:1:1: cannot be read ({reason}); check the path"]) from None
-    return loads(source.decode(raw, name=name), name=name)
+    over = None if values is None else read_values(values)
+    return loads(source.decode(raw, name=name), name=name, values=over)
 
 
 def loads(
-    text: str, *, name: str = "<string>", environ: Mapping[str, str] = os.environ
+    text: str,
+    *,
+    name: str = "<string>",
+    environ: Mapping[str, str] = os.environ,
+    values: Values | None = None,
 ) -> Settings:
     """The settings of a text; `name` is its file, whose folder `${file:...}` starts at.
 
     Raises ConfigError with every problem found in it.
     """
-    document = source.read(text, name=name, environ=environ)
+    over = values or Values()
+    document = source.read(text, name=name, environ=environ, given=over.texts)
+    document.values = over.over(document.values)
     error: ValidationError | None = None
     if document.values is not None:
         try:

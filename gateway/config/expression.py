@@ -18,6 +18,9 @@ ROOTS = (
     *("idempotencyKey", "correlationId"),
 )
 
+GIVEN = ("kafka-producer", "kafka-consumer", "health", "server")
+"""Of values in a file of their own; see `values`."""
+
 _OPEN = re.compile(r"\$\{([^{}]*)(\}?)")
 _ROOT = re.compile(r"[A-Za-z_$-]*")
 
@@ -93,7 +96,7 @@ def nearest(word: str, known: Iterable[str], otherwise: str = "remove it") -> st
 def _known(expression: Expression) -> Part:
     if expression.text == "$":
         return "$"
-    if expression.root in ROOTS:
+    if expression.root in ROOTS or expression.root in GIVEN:
         return expression
     if re.fullmatch(r"[A-Z][A-Z0-9_]*", expression.text):
         raise ValueError(f"'{expression}' is unknown; did you mean '${{env.{expression.text}}}'?")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ..errors import ConfigError
 from .nodes import Malformed, Mapping, Mark, Node, Scalar, Sequence, compose
-from .substitution import Substituted, Unsettled, substitute
+from .substitution import NOTHING, Substituted, Unsettled, substitute
 
 Place: TypeAlias = tuple[str | int, ...]
 
@@ -48,14 +48,21 @@ class Document:
         return f"{self.name}:{mark.line}:{mark.column}: {message}"
 
 
-def read(text: str, *, name: str, environ: collections.abc.Mapping[str, str]) -> Document:
-    """Read a text; `name` is its file, whose folder `${file:...}` starts at.
+def read(
+    text: str,
+    *,
+    name: str,
+    environ: collections.abc.Mapping[str, str],
+    given: collections.abc.Mapping[str, str] = NOTHING,
+) -> Document:
+    """Read a text; `name` is its file, whose folder `${file:...}` starts at. given: values of a
+    file of their own.
 
     What is wrong stands in `problems`; `values` is None when nothing could be read.
     """
     document = Document(name)
     try:
-        document.values = _Values(document, environ, Path(name).parent).of(compose(text), ())
+        document.values = _Values(document, environ, Path(name).parent, given).of(compose(text), ())
     except Malformed as error:
         document.values = None
         document.problems.append((error.mark, error.message))
@@ -81,6 +88,7 @@ class _Values:
     document: Document
     environ: collections.abc.Mapping[str, str]
     base: Path
+    given: collections.abc.Mapping[str, str]
 
     def of(self, node: Node, path: Place, key: Mark | None = None) -> Any:
         nothing = isinstance(node, Scalar) and node.plain and not node.text
@@ -124,7 +132,7 @@ class _Values:
         if "${" not in node.text:
             return plain(node.text) if node.plain else node.text
         try:
-            return substitute(node.text, environ=self.environ, base=self.base)
+            return substitute(node.text, environ=self.environ, base=self.base, given=self.given)
         except ValueError as error:
             self.document.problems.append((node.mark, str(error)))
             return Unsettled(node.text)

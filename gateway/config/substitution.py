@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from .expression import Expression, Part, join, nearest, split
+from .expression import GIVEN, Expression, Part, join, nearest, split
 
 LARGEST_FILE = 1024 * 1024  # bytes; a secret or a key set, not a data set
+
+NOTHING: Mapping[str, str] = {}
 
 _NAME = re.compile(r"env\.([A-Za-z_][A-Za-z0-9_]*)(?::(.*))?", re.DOTALL)
 
@@ -43,10 +45,14 @@ class Unsettled(str):
     """A text whose substitution failed: told already, and nothing follows from it."""
 
 
-def substitute(text: str, *, environ: Mapping[str, str], base: Path) -> Substituted:
-    """Settle a text; `base` is the folder of the file it stands in. Raises ValueError."""
+def substitute(
+    text: str, *, environ: Mapping[str, str], base: Path, given: Mapping[str, str] = NOTHING
+) -> Substituted:
+    """Settle a text; `base` is the folder of the file it stands in. given: values of a file of
+    their own. Raises ValueError."""
     settled = (
-        part if isinstance(part, str) else _settle(part, environ, base) for part in split(text)
+        part if isinstance(part, str) else _settle(part, environ, base, given)
+        for part in split(text)
     )
     return Substituted.of(text, join(settled))
 
@@ -63,7 +69,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _settle(expression: Expression, environ: Mapping[str, str], base: Path) -> Part:
+def _settle(
+    expression: Expression, environ: Mapping[str, str], base: Path, given: Mapping[str, str]
+) -> Part:
+    if expression.root in GIVEN:
+        return _given(expression, given)
     if expression.root == "env":
         return _variable(expression, environ)
     if expression.root == "file":
@@ -84,6 +94,17 @@ def _variable(expression: Expression, environ: Mapping[str, str]) -> str:
         hint = near if near.startswith("did you") else f"set it, or write ${{env.{name}:default}}"
         raise ValueError(f"environment variable '{name}' is not set; {hint}")
     return value
+
+
+def _given(expression: Expression, given: Mapping[str, str]) -> str:
+    name, colon, default = expression.text.partition(":")
+    if name in given:
+        return given[name]
+    if not colon:
+        near = nearest(name, given) if given else ""
+        hint = near if near.startswith("did you") else f"write ${{{name}:default}}, or --values"
+        raise ValueError(f"'{name}' has no value; {hint}")
+    return default
 
 
 def _file(expression: Expression, base: Path) -> str:
