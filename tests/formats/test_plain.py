@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.errors import FormatError
 from gateway.formats.codec import Codecs, Format
 
-MANY = settings(max_examples=2_500, deadline=None)
+MANY = settings(max_examples=1_000, deadline=None)
 JSON = st.recursive(
     st.booleans()
     | st.integers(-(2**63), 2**64 - 1)

@@ -1,0 +1,102 @@
+"""JSON that a schema allows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import FormatError
+from gateway.formats.json_schema import JsonSchema
+
+MANY = settings(max_examples=1_000, deadline=None)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+ORDER = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "integer"},
+        "item": {"$ref": "item.json"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["id"],
+    "additionalProperties": {"type": ["number", "boolean", "null"]},
+}
+USED = {"item.json": json.dumps({"type": "object", "required": ["sku"]})}
+VALUES = st.fixed_dictionaries(
+    {"id": st.integers(-(2**63), 2**63 - 1)},
+    optional={
+        "item": st.fixed_dictionaries({"sku": TEXT}),
+        "tags": st.lists(TEXT, max_size=3),
+        "x": st.floats(allow_nan=False, allow_infinity=False) | st.none() | st.booleans(),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def schema() -> JsonSchema:
+    return JsonSchema(json.dumps(ORDER), USED)
+
+
+@MANY
+@given(value=VALUES)
+def test_what_is_allowed_is_written_as_it_is(schema: JsonSchema, value: Any):
+    written = schema.encode(value)
+    assert json.loads(written) == value == schema.decode(written)
+    assert schema.text(written) == written
+
+
+def test_the_text_that_was_written_is_shown_digit_for_digit(schema: JsonSchema):
+    text = b'{ "id": 1, "x": 1.50000000000000000001 }'
+    assert schema.text(text) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "pointer"),
+    [
+        ({}, ""), (5, ""), ({"id": "x"}, "/id"), ({"id": 1, "item": {}}, "/item"),
+        ({"id": 1, "tags": ["a", 2]}, "/tags/1"), ({"id": 1, "a/b": "x"}, "/a~1b"),
+    ],
+)  # fmt: skip
+def test_what_is_not_allowed_is_refused_both_ways(schema: JsonSchema, value: Any, pointer: str):
+    with pytest.raises(FormatError, match="does not fit its JSON Schema") as told:
+        schema.encode(value)
+    assert told.value.pointer == pointer
+    with pytest.raises(FormatError, match="does not fit its JSON Schema"):
+        schema.decode(json.dumps(value).encode())
+
+
+def test_bytes_that_are_not_json_are_refused(schema: JsonSchema):
+    with pytest.raises(FormatError, match="not JSON"):
+        schema.decode(b"{")
+
+
+@pytest.mark.parametrize(
+    "base", [{}, {"$id": "http://shop.example/order.json"}, {"$id": "order.json"}]
+)
+@pytest.mark.parametrize("draft", ["07", "2020-12", None])
+def test_references_are_found_by_their_names(base: dict[str, str], draft: str | None):
+    drafts = {
+        "07": "http://json-schema.org/draft-07/schema#",
+        "2020-12": "https://json-schema.org/draft/2020-12/schema",
+    }
+    named = {"$schema": drafts[draft]} if draft else {}
+    made = JsonSchema(json.dumps({**base, **named, **ORDER}), USED)
+    assert made.encode({"id": 1, "item": {"sku": "a"}})
+    with pytest.raises(FormatError):
+        made.encode({"id": 1, "item": {}})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "cannot be used"), ('{"type": 5}', "cannot be used"),
+        ('{"$ref": "http://127.0.0.1:9/x.json"}', "none of its references"),
+        ('{"$ref": "file:///etc/passwd"}', "none of its references"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_is_none_or_leads_elsewhere_is_refused(text: str, why: str):
+    with pytest.raises(FormatError, match=why):
+        JsonSchema(text, {})

@@ -1,0 +1,154 @@
+"""Protobuf as its JSON mapping, with Confluent's index list."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.errors import FormatError
+from gateway.formats.protobuf import Protobuf, indexes
+
+MANY = settings(max_examples=1_000, deadline=None)
+SCHEMA = """
+syntax = "proto3";
+package shop;
+import "google/protobuf/timestamp.proto";
+import "google/protobuf/wrappers.proto";
+import "google/protobuf/struct.proto";
+import "common/money.proto";
+enum Kind { UNKNOWN = 0; FAST = 1; }
+message Order {
+  int64 id = 1;
+  string full_name = 2;
+  google.protobuf.Timestamp at = 3;
+  bank.Money price = 4;
+  repeated string tags = 5;
+  message Item { int32 n = 1; message Part { string s = 1; } }
+  map<string, Item> items = 6;
+  oneof either { bool flag = 7; bytes data = 8; }
+  Kind kind = 9;
+  google.protobuf.Int64Value count = 10;
+  google.protobuf.Struct free = 11;
+  double size = 12;
+  optional uint32 small = 13;
+}
+message Note { string text = 1; }
+"""
+USED = {"common/money.proto": 'syntax = "proto3"; package bank; message Money { int64 cents = 1; }'}
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+VALUES = st.fixed_dictionaries(
+    {
+        "id": st.integers(-(2**63), 2**63 - 1).map(str),
+        "fullName": TEXT,
+        "tags": st.lists(TEXT, max_size=3),
+        "items": st.dictionaries(
+            TEXT, st.fixed_dictionaries({"n": st.integers(-(2**31), 2**31 - 1)}), max_size=2
+        ),
+        "kind": st.sampled_from(["UNKNOWN", "FAST"]),
+        "size": st.floats(allow_nan=False, allow_infinity=False)
+        | st.sampled_from(["NaN", "Infinity", "-Infinity"]),
+    },
+    optional={
+        "flag": st.booleans(),
+        "at": st.datetimes(min_value=datetime(1, 1, 1)).map(
+            lambda at: f"{at.replace(microsecond=0).isoformat()}Z"
+        ),
+        "price": st.fixed_dictionaries({"cents": st.integers(-(2**63), 2**63 - 1).map(str)}),
+        "count": st.integers(-(2**63), 2**63 - 1).map(str),
+        "free": st.dictionaries(TEXT, TEXT | st.booleans() | st.none(), max_size=2),
+        "small": st.integers(0, 2**32 - 1),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def schema() -> Protobuf:
+    return Protobuf(SCHEMA, USED)
+
+
+@MANY
+@given(value=VALUES)
+def test_what_is_written_is_shown_again(schema: Protobuf, value: Any):
+    written = schema.encode(value)
+    assert written[:1] == b"\0"
+    assert schema.decode(written) == value
+
+
+def test_the_bytes_are_those_of_the_wire(schema: Protobuf):
+    written = schema.encode({"id": "150", "full_name": "ada", "data": "AQI="})
+    assert written == b"\0" + bytes.fromhex("08 96 01 12 03 61 64 61 42 02 01 02")
+
+
+@pytest.mark.parametrize(
+    ("data", "value"),
+    [
+        (b"\x00", "order"),
+        (b"\x02\x00", "order"),
+        (b"\x02\x02\x0a\x02hi", {"text": "hi"}),
+        (b"\x04\x00\x00\x08\x05", {"n": 5}),
+        (b"\x06\x00\x00\x00\x0a\x01s", {"s": "s"}),
+    ],
+)
+def test_indexes_lead_to_the_type_that_was_written(schema: Protobuf, data: bytes, value: Any):
+    shown = schema.decode(data)
+    assert (shown["id"] == "0") if value == "order" else (shown == value)
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [(b"\0x", ((0,), 1)), (b"\x02\x02", ((1,), 2)), (b"\x04\x02\x80\x01x", ((1, 64), 4))],
+)
+def test_indexes_are_zigzag_varints_after_their_number(data: bytes, found: Any):
+    assert indexes(data) == found
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "are cut"), (b"\x02", "are cut"), (b"\x01", "-1 indexes"), (b"\x02\x01", "-1 as"),
+        (b"\x80" * 9, "too long"), (b"\x02\x0a", "no message at"), (b"\x00\xff\xff", "parsing"),
+        (b"\x04\x00\x08", "no message at"),
+    ],
+)  # fmt: skip
+def test_bytes_that_are_no_such_message_are_refused(schema: Protobuf, data: bytes, why: str):
+    with pytest.raises(FormatError, match=why):
+        schema.decode(data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, "x", [], {"nme": 1}, {"id": "x"}, {"id": 2**63}, {"tags": 5}, {"at": "yesterday"},
+     {"flag": True, "data": "AQ=="}, {"kind": "SLOW"}, {"fullName": "\ud800"}],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(schema: Protobuf, value: Any):
+    with pytest.raises(FormatError):
+        schema.encode(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("message A {", "Reached end of input"),
+        ('syntax = "proto3"; import "no.proto"; message A {}', "no.proto"),
+        ('syntax = "proto3";', "has no message"),
+        ('syntax = "proto3"; import "/etc/passwd"; message A {}', "passwd"),
+    ],
+)
+def test_a_schema_that_is_none_is_refused(text: str, why: str):
+    with pytest.raises(FormatError, match=why):
+        Protobuf(text, {})
+
+
+def test_an_import_leaves_no_directory_but_its_own():
+    for path in ("../out.proto", "/out.proto"):
+        with pytest.raises(FormatError, match="is no path of an import"):
+            Protobuf('syntax = "proto3"; message A {}', {path: 'syntax = "proto3";'})
+
+
+def test_a_file_without_a_syntax_is_proto2():
+    made = Protobuf("message A { required string a = 1; }", {})
+    assert made.decode(made.encode({"a": "x"})) == {"a": "x"}

@@ -1,0 +1,97 @@
+"""A real schema registry: Apicurio 2.6.13, whose API is Confluent's under `/apis/ccompat/v7`.
+
+Fetched once for the machine with mvn (142 MB) and kept in the cache; in memory, 4 s to start.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ARTIFACT = "io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all"
+COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy"
+STARTS_WITHIN = 120.0  # s
+
+
+@contextmanager
+def apicurio() -> Iterator[str]:
+    """Its base URL; skipped with the reason where it cannot be had."""
+    java = shutil.which("java")
+    if java is None:
+        pytest.skip("Apicurio needs a Java 17: none is installed")
+    room = _fetched()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    runner = next(room.glob("*-runner.jar"))
+    options = [f"-Dquarkus.http.port={port}", "-Dquarkus.http.host=127.0.0.1"]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [java, "-Xmx512m", "-XX:TieredStopAtLevel=1", *options, "-jar", str(runner)],
+            cwd=room, stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            url = f"http://127.0.0.1:{port}/apis/ccompat/v7"
+            _wait(process, f"{url}/subjects")
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + STARTS_WITHIN
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    while True:
+        try:
+            with opener.open(url, timeout=5):
+                return
+        except OSError as exc:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise TimeoutError(f"Apicurio did not start: {exc}") from None
+        time.sleep(0.1)
+
+
+def _fetched() -> Path:
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "gateway"
+    room = root / "apicurio-2.6.13"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "apicurio.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not room.is_dir():
+            with tempfile.TemporaryDirectory(dir=root, prefix="apicurio-") as name:
+                staging = Path(name)
+                _fetch(staging)
+                (staging / "app").rename(room)
+    return room
+
+
+def _fetch(staging: Path) -> None:
+    mvn = shutil.which("mvn")
+    if mvn is None:
+        pytest.skip("Apicurio is fetched with mvn: it is not installed")
+    done = subprocess.run(
+        [mvn, "-q", "-B", COPY, f"-Dartifact={ARTIFACT}", f"-DoutputDirectory={staging}"],
+        capture_output=True, text=True, timeout=600, cwd=staging,
+    )  # fmt: skip
+    archive = next(staging.glob("*.tar.gz"), None)
+    if archive is None:
+        last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        pytest.skip(f"Apicurio cannot be fetched: {' '.join(last)}")
+    with tarfile.open(archive) as packed:
+        packed.extractall(staging / "app", filter="data")
