@@ -1,0 +1,279 @@
+"""A reactive group in the test's own loop: a real broker, a back end that is a process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from support.backend import Backend, running_backend
+from support.brokers import Broker
+from support.reactive import World, numbers, settings
+from support.sidecars import ready, running_sidecar
+from support.until import until
+
+
+@pytest.fixture
+async def world(kafka: Broker) -> AsyncIterator[World]:
+    async with running_backend() as backend:
+        world = World(kafka, backend)
+        try:
+            yield world
+        finally:
+            world.close()
+
+
+def sidecar(world: World, group: dict[str, Any], **sections: Any) -> Any:
+    return running_sidecar(world.kafka.bootstrap, reactive={"groups": group}, **sections)
+
+
+async def state(http: httpx.AsyncClient, group: dict[str, Any]) -> dict[str, Any]:
+    answer = await http.get(f"/reactive/{group['group']}")
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def until_state(http: httpx.AsyncClient, group: dict[str, Any], **wanted: Any) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            said = await state(http, group)
+            if all(said[name] == value for name, value in wanted.items()):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_records_come_in_batches_whole_and_are_committed(world: World):
+    group = settings(world.backend, world.topic)
+    world.write(250)
+    async with sidecar(world, group) as http:
+        await ready(http)
+        await world.settled()
+        await until_state(http, group, lag=0, processed=250, state="RUNNING")
+        answer = await http.get("/reactive")
+        assert [each["group"] for each in answer.json()] == [group["group"]]
+    assert await world.committed(group["group"]) == 250
+    world.check_order()
+    assert world.repeated() == 0
+    calls = world.backend.calls
+    assert all(len(call["records"]) <= 100 for call in calls)
+    assert len(calls) < 60, "they come in batches"
+    assert calls[0]["headers"]["x-consumer-group"] == group["group"]
+    first = next(each for each in world.backend.done if each["value"] == {"n": 0})
+    assert first == {
+        "topic": world.topic,
+        "partition": first["partition"],
+        "offset": first["offset"],
+        "timestamp": first["timestamp"],
+        "key": "k0",
+        "value": {"n": 0},
+        "headers": {"tag": ["a", "b"], "n": "0"},
+        "correlationId": first["correlationId"],
+        "traceabilityId": None,
+    }
+    assert len(first["correlationId"]) == 36
+
+
+async def test_failed_records_are_dead_letters_as_they_were_with_why(world: World):
+    world.backend.order(fail=10)
+    group = settings(world.backend, world.topic)
+    world.raw(
+        b"\xff\x00",
+        b'{"n": -7}',
+        headers=[("X-Correlation-Id", b"c1"), ("X-Traceability-Id", b"t1")],
+    )
+    world.raw(b"k", b"not json", headers=[("X-Correlation-Id", b"c2")])
+    world.write(100)
+    async with sidecar(world, group) as http:
+        await world.settled()
+        await until_state(http, group, lag=0, processed=90, deadLetters=12)
+    dead = await world.dead()
+    assert len(dead) == 12
+    world.check_order()
+    by_value = {each.value: each for each in dead}
+    tenth = by_value[b'{"n": 10}']
+    assert tenth.key == b"k3"
+    assert list(tenth.headers[:3]) == [("tag", b"a"), ("tag", b"b"), ("n", b"10")]
+    assert tenth.said["StackTrace"] == "Boom: line 1"
+    assert tenth.said["X-Consumer-Group"] == group["group"]
+    assert tenth.origin[:2] == (world.topic, tenth.partition)
+    assert len(tenth.said["X-Correlation-Id"]) == 36
+    unreadable = by_value[b"not json"]
+    assert "not JSON" in unreadable.said["StackTrace"]
+    assert unreadable.said["X-Correlation-Id"] == "c2"
+    not_text = by_value[b'{"n": -7}']
+    assert not_text.key == b"\xff\x00"
+    assert "not UTF-8" in not_text.said["StackTrace"]
+    assert not_text.said["X-Traceability-Id"] == "t1"
+
+
+async def test_a_back_end_that_is_away_costs_no_record(world: World):
+    group = settings(world.backend, world.topic)
+    async with sidecar(world, group) as http:
+        world.write(30)
+        await world.settled()
+        for orders in ({"say": 503, "after": 1}, {"say": 429}, {"say": 404}, {"say": 401}):
+            world.backend.order(**orders)
+            before = len(world.backend.calls)
+            world.write(10)
+            await until(lambda n=before: len(world.backend.calls) > n, "a call")
+            world.backend.order()
+            await world.settled()
+        world.backend.kill()
+        world.write(10)
+        async with asyncio.timeout(30):
+            while not any(lane["heldUpBy"] for lane in (await state(http, group))["lanes"]):
+                await asyncio.sleep(0.05)
+        said = await state(http, group)
+        assert "is not there" in said["lanes"][0]["heldUpBy"]
+        assert said["lag"] == 10
+        await world.backend.start()
+        await world.settled()
+        await until_state(http, group, lag=0, deadLetters=0)
+    assert not world.kafka.admin.exists(world.dead_topic)
+    world.check_order()
+
+
+async def test_a_batch_that_the_back_end_stumbles_over_is_taken_apart_while_it_is_well(
+    world: World,
+):
+    world.backend.order(stumble=[17, 42], well=False)
+    group = settings(world.backend, world.topic, maxRetries=1)
+    world.write(60)
+    async with sidecar(world, group) as http:
+        async with asyncio.timeout(60):
+            while "no dead letter" not in str((await state(http, group))["lanes"]):
+                await asyncio.sleep(0.05)
+        assert not world.kafka.admin.exists(world.dead_topic)
+        world.backend.order(stumble=[17, 42])
+        await world.settled()
+        await until_state(http, group, lag=0)
+    dead = await world.dead()
+    assert sorted(each.value or b"" for each in dead) == [b'{"n": 17}', b'{"n": 42}']
+    assert "500: boom" in dead[0].said["StackTrace"]
+    world.check_order()
+    assert set(numbers(world.backend.done)) == set(range(60)) - {17, 42}
+
+
+@pytest.mark.parametrize("say", ["garbage", "short", "empty"])
+async def test_answers_that_say_nothing_of_the_records_skip_none(world: World, say: str):
+    world.backend.order(say=say)
+    group = settings(world.backend, world.topic, maxRetries=1000)
+    world.write(20)
+    async with sidecar(world, group) as http:
+        await until(lambda: len(world.backend.calls) > 2, "tries")
+        assert await world.committed(group["group"]) == 0
+        world.backend.order()
+        await until_state(http, group, lag=0, processed=20, deadLetters=0)
+
+
+async def test_an_empty_answer_may_be_agreed_on(world: World):
+    world.backend.order(say="empty")
+    group = settings(world.backend, world.topic, acceptEmpty=True)
+    world.write(20)
+    async with sidecar(world, group) as http:
+        await until_state(http, group, lag=0, processed=20, repeated=0)
+
+
+async def test_without_a_dead_letter_topic_the_lane_holds_and_says_so(world: World):
+    world.backend.order(fail=10)
+    group = settings(world.backend, world.topic, deadLetterMake=False)
+    world.write(20)
+    async with sidecar(world, group) as http:
+        async with asyncio.timeout(30):
+            while "dead letters of" not in str((await state(http, group))["lanes"]):
+                await asyncio.sleep(0.05)
+        said = await state(http, group)
+        assert f"topic {world.dead_topic}" in said["lanes"][0]["heldUpBy"]
+        committed = await world.committed(group["group"])
+        dead_at = [each["offset"] for each in world.backend.calls[0]["records"]]
+        assert committed < 20 and dead_at
+        world.kafka.create_topic(world.dead_topic, 1)
+        await until_state(http, group, lag=0, processed=18, deadLetters=2)
+    assert len(await world.dead()) == 2
+
+
+async def test_a_group_is_paused_resumed_and_sent_back_over_http(world: World):
+    group = settings(world.backend, world.topic)
+    path = f"/reactive/{group['group']}"
+    world.write(30)
+    async with sidecar(world, group) as http:
+        await world.settled()
+        assert (await http.post(f"{path}/pause")).json()["state"] == "PAUSED"
+        calls = len(world.backend.calls)
+        world.write(10)
+        await until_state(http, group, lag=10)
+        assert len(world.backend.calls) == calls
+        assert (await http.post(f"{path}/resume")).status_code == 200
+        await until_state(http, group, lag=0, processed=40)
+        place = {"topic": world.topic, "partition": 0}
+        answer = await http.post(f"{path}/seek", json={"offsets": [{**place, "offset": 2}]})
+        assert answer.json() == {"offsets": [{**place, "offset": 2}]}, answer.text
+        again = world.kafka.admin.log_end(world.topic, 0) - 2
+        await until_state(http, group, lag=0, processed=40 + again)
+        answer = await http.post(f"{path}/seek", json={"to": "beginning"})
+        assert {each["offset"] for each in answer.json()["offsets"]} == {0}
+        await until_state(http, group, lag=0, processed=80 + again)
+        late = {"timestamps": [{**place, "timestamp": 1 << 45}]}
+        answer = await http.post(f"{path}/seek", json=late)
+        assert answer.json()["offsets"][0]["offset"] == again + 2
+        for body, status, what in (
+            ({"offsets": [{**place, "offset": 999}]}, 400, f"use 0 to {again + 2}"),
+            ({"offsets": [{**place, "partition": 77, "offset": 0}]}, 409, "tells no offsets"),
+            ({}, 400, "names no partition"),
+        ):
+            answer = await http.post(f"{path}/seek", json=body)
+            assert answer.status_code == status, answer.text
+            assert what in answer.text
+    assert (await world.committed(group["group"])) == 40
+
+
+async def test_an_unknown_group_is_told_the_nearest(world: World):
+    group = settings(world.backend, world.topic, group="billing")
+    async with sidecar(world, group) as http:
+        answer = await http.get("/reactive/biling")
+        assert answer.status_code == 404
+        assert "did you mean 'billing'?" in answer.json()["description"]
+
+
+async def test_lanes_work_beside_each_other_and_one_that_waits_holds_up_no_other(world: World):
+    group = settings(world.backend, world.topic, parallelism=3, maxPollRecords=10)
+    world.write(210)
+    world.backend.order(delay=0.2)
+    async with sidecar(world, group) as http:
+        await until_state(http, group, lag=0, processed=210)
+        said = await state(http, group)
+        assert [lane["partitions"] for lane in said["lanes"]] == [1, 1, 1]
+    world.check_order()
+    assert world.repeated() == 0
+    assert all(
+        len({each["partition"] for each in call["records"]}) == 1 for call in world.backend.calls
+    )
+
+
+async def test_ends_of_transactions_are_caught_up_with(world: World, oracle: Any):
+    group = settings(world.backend, world.topic, parallelism=2)
+    async with sidecar(world, group) as http:
+        async with oracle.transaction() as transaction:
+            for _ in range(5):
+                await transaction.send(world.topic, 1)
+            await transaction.commit()
+        await until_state(http, group, lag=0, processed=5)
+
+
+async def test_what_a_group_does_is_measured(world: World):
+    world.backend.order(fail=10)
+    group = settings(world.backend, world.topic)
+    world.write(20)
+    async with sidecar(world, group) as http:
+        await until_state(http, group, lag=0, processed=18, deadLetters=2)
+        text = (await http.get("/metrics")).text
+        name, topic = group["group"], world.topic
+        for line in (
+            f'gateway_reactive_records_total{{group="{name}",topic="{topic}",outcome="dead"}} 2',
+            f'gateway_reactive_held_up_lanes{{group="{name}"}} 0',
+            f'gateway_reactive_rebalance_seconds_count{{group="{name}"}} 1',
+        ):
+            assert line in text, text
