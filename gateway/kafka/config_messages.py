@@ -22,22 +22,22 @@ class ConfigsAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class DescribeConfigsRequest(Request[ConfigsAnswer]):
-    """Some configs of one topic, defaults filled in."""
+    """Some configs of one topic, None for all, defaults filled in."""
 
     API = 32
     NAME = "DescribeConfigs"
     SPOKEN = Versions(1, 2, 4)
 
     topic: str
-    names: Sequence[str]
+    names: Sequence[str] | None
 
     def encode(self, version: int) -> bytes:
         out = Writer(version >= self.SPOKEN.flexible)
         out.array(1)
         out.i8(_TOPIC)
         out.string(self.topic)
-        out.array(len(self.names))
-        for name in self.names:
+        out.array(-1 if self.names is None else len(self.names))
+        for name in self.names or ():
             out.string(name)
         out.i8(0)  # no synonyms
         return bytes(out.data)

@@ -46,11 +46,11 @@ AGAIN = 1.0  # seconds until a part that failed is begun again
 # are in `spec/MODULE.yaml`.
 PARTS: Mapping[str, Sequence[str]] = {
     "audit": ["audit:Audits"],
-    "producer": ["producer:Producers"],
-    "consumer": ["consumers:Consumers"],
+    "producer": ["producer:Producers", "v2.produce:Writing"],
+    "consumer": ["consumers:Consumers", "stateless:Stateless", "v2.topics:Topics"],
     "reactive": ["reactive:Reactive"],
     "ksqldb": ["ksqldb:KsqlDb"],
-    "dead_letter": [],
+    "dead_letter": ["deadletter:DeadLetterQueues"],
     "replay": ["replay:Replays"],
     "admin": ["admin:Admin"],
     "health": ["health:Healths"],

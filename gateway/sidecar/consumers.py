@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ..core.record import Record, TopicPartition
-from ..errors import GatewayError, UnknownTopic
+from ..errors import GatewayError
 from ..kafka.group_messages import Committed
 from ..telemetry import catalog
 from ..telemetry.figures import Figures
@@ -36,6 +36,7 @@ from .scope import READ, WRITE
 from .shown import shown, size_of
 from .spec import wrong
 from .status import Refusal
+from .topics import described, exist
 from .v2 import errors as v2_errors
 from .v2 import media
 from .v2.dialect import CONFLUENT, answered_as
@@ -168,13 +169,11 @@ class Consumers:
     async def _create(self, request: Request, dialect: Dialect) -> Response:
         group = request.path_params["group"]
         identity = await self._context.scope(request, WRITE, (), group)
-        body = await self._body(request, dialect, "createConsumerInstanceInGroup")
         try:
+            body = await self._body(request, dialect, "createConsumerInstanceInGroup")
             wishes = Wishes.of(body or {}, self._settings)
         except Refusal as exc:
-            if dialect is CONFLUENT:
-                raise v2_errors.invalid(exc, "INVALID_CONFIGURATION") from None
-            raise
+            raise v2_errors.misconfigured(exc) if dialect is CONFLUENT else exc from None
         answered_as(request, strictly=dialect is CONFLUENT)
         made = self._instances.add(group, wishes, dialect=dialect.name, identity=identity)
         uri = base_uri(request, self._settings.base_uri, group, made.name)
@@ -198,22 +197,12 @@ class Consumers:
             compiled = None if pattern is None else pattern_of(pattern)
         except Refusal as exc:
             raise v2_errors.invalid(exc) if dialect is CONFLUENT else exc from None
-        for topic in topics or ():
-            await self._known(topic)
+        for topic in topics or ():  # a name that is misspelt would give no records for ever
+            await described(self._context, topic)
         await self._context.scope(request, WRITE, topics or (), instance.group)
         async with instance.turn():
             instance.subscribe(topics or (), compiled)
         return Response(status_code=204)
-
-    async def _known(self, topic: str) -> None:
-        """Raises UnknownTopic: a name that is misspelt would give no records for ever. What is
-        made later is had by a pattern."""
-        if self._context.cluster.topic(topic) is None:
-            self._context.reachable()
-            try:
-                await self._context.cluster.describe(topic)
-            except UnknownTopic:
-                await self._context.topic(topic)  # says which name is near
 
     async def _subscribed(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
         topics: Sequence[str] = instance.topics
@@ -233,22 +222,13 @@ class Consumers:
     async def _assign(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
         body = await self._body(request, dialect, "assignPartitions")
         tps = _partitions(body, "partitions")
-        await self._exist(tps)
+        await exist(self._context, tps)
         async with instance.turn():
             instance.assign(tps)
         return Response(status_code=204)
 
     async def _assigned(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
         return dialect.answer(request, dialect.partitions(instance.assignment))
-
-    async def _exist(self, tps: Sequence[TopicPartition]) -> None:
-        """Raises UnknownTopic; Refusal 404."""
-        for topic, partition in tps:
-            await self._known(topic)
-            described = await self._context.cluster.describe(topic)
-            if described.partitions and partition not in described.partitions:
-                what = f"topic {topic} has {len(described.partitions)} partitions, none {partition}"
-                raise Refusal(404, f"{what}; correct it", code="UNKNOWN_PARTITION")
 
     # positions
 
@@ -289,14 +269,14 @@ class Consumers:
                 _tp(each): Committed(int(each["offset"]) + 1, metadata=each.get("metadata") or "")
                 for each in given
             }
-            await self._exist(list(offsets))
+            await exist(self._context, offsets)
         committed = await instance.commit(offsets)
         return dialect.answer(request, _offsets(committed))
 
     async def _committed(self, request: Request, dialect: Dialect, instance: Instance) -> Response:
         body = await self._body(request, dialect, "getCommittedOffsets")
         tps = _partitions(body or {}, "partitions") or _partitions(body or {}, "offsets")
-        await self._exist(tps)
+        await exist(self._context, tps)
         return dialect.answer(request, _offsets(await instance.committed(tps)))
 
     # records

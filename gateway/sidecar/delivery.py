@@ -43,7 +43,7 @@ class Delivery(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await Request(scope, receive).body()
-        gone = asyncio.ensure_future(_gone(receive))
+        gone = asyncio.ensure_future(client_gone(receive))
         try:
             async with self._instance.long(self._wait) as left:
                 await self._turn(left, gone, scope, send)
@@ -86,7 +86,8 @@ async def _sent(response: Response, gone: asyncio.Future[Any], send: Send) -> bo
     return True
 
 
-async def _gone(receive: Receive) -> object:
+async def client_gone(receive: Receive) -> object:
+    """Returns when the client has closed its connection. Its request was read before."""
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

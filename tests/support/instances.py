@@ -47,7 +47,8 @@ class Consuming:
         answer = await self.ask("POST", "/assignments", body)
         assert answer.status_code == 204, answer.text
 
-    async def poll(self, timeout: int = 30_000, **params: Any) -> Records:
+    async def poll(self, timeout: int = 30_000, **params: Any) -> Records:  # noqa: ASYNC109
+        """timeout in milliseconds."""
         answer = await self.ask("GET", "/records", timeout=timeout, **params)
         assert answer.status_code == 200, answer.text
         found: Records = answer.json()

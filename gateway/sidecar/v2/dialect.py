@@ -20,7 +20,7 @@ from ..shown import Headers, paired_headers
 from ..spec import Operation
 from ..status import Refusal, answer, headers_of
 from . import media
-from .errors import body_of, invalid
+from .errors import NotJson, body_of, invalid
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class Confluent:
 
     def body(self, operation: Operation, data: bytes, kind: str | None) -> Any:
         supported(kind)
-        value = operation.parsed(data, None)
+        value = parsed(operation, data)
         if operation.validator is not None and value is not None:
             try:
                 operation.validator.check(value)
@@ -83,6 +83,14 @@ class Confluent:
 
 def _format(instance: Instance) -> Format:
     return instance.wishes.format or Format.BINARY
+
+
+def parsed(operation: Operation, data: bytes) -> Any:
+    """A body as JSON. Raises NotJson."""
+    try:
+        return operation.parsed(data, None)
+    except Refusal as exc:
+        raise NotJson(str(exc)) from None
 
 
 def supported(kind: str | None) -> media.Media:

@@ -49,9 +49,22 @@ CODES: Mapping[str, int] = {
 """By the word of a Refusal."""
 
 
+class NotJson(Refusal):
+    """A body that cannot be read: 400, in either dialect."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(400, what)
+
+
 def invalid(exc: Refusal, word: str = "INVALID_BODY") -> Refusal:
     """A body that is JSON and not what it should be: 422, where the contract says 400."""
-    return Refusal(422, str(exc), code=word) if exc.status == 400 else exc
+    given = exc.status in (400, 422) and not isinstance(exc, NotJson)
+    return Refusal(422, str(exc), code=word) if given else exc
+
+
+def misconfigured(exc: Refusal) -> Refusal:
+    """As `invalid`, of an instance that is to be made."""
+    return invalid(exc, "INVALID_CONFIGURATION")
 
 
 def code_of(exc: Exception) -> tuple[int, int, str]:

@@ -1,0 +1,39 @@
+"""What endpoints of the dialect have in common that no instance is behind."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...core.record import TopicPartition
+from ..context import Context
+from ..status import Refusal
+from ..topics import partition_of
+from .dialect import CONFLUENT, answered_as
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def spoken(handler: Handler) -> Handler:
+    """In the dialect, whatever comes of it."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            answered_as(request)
+            return await handler(request)
+        except Exception as exc:
+            return CONFLUENT.refusal(request, exc)
+
+    return endpoint
+
+
+async def asked_partition(context: Context, request: Request) -> TopicPartition:
+    """Of the path; it is there. Raises as `partition_of`."""
+    topic, text = request.path_params["topic"], request.path_params["partition"]
+    if not (text.isascii() and text.isdecimal() and len(text) <= 9):
+        raise Refusal(404, f"{text[:40]!r} is no partition; use a number")
+    tp = TopicPartition(topic, int(text))
+    await partition_of(context, tp)
+    return tp
