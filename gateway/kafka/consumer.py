@@ -21,7 +21,7 @@ from typing import Literal
 from gateway.core.held import EARLIEST, LATEST, Held
 from gateway.core.member import State
 from gateway.core.record import Record, TopicPartition
-from gateway.errors import BrokerUnavailable, KafkaError, NotOwned
+from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, NotOwned
 
 from . import protocols
 from .cluster import Cluster
@@ -189,7 +189,9 @@ class GroupConsumer:
             raise KafkaError("the consumer is closed")
         if self._tenure.failure is not None:
             raise self._tenure.failure
-        for failure in self._intake.failures.values():
+        for tp, failure in self._intake.failures.items():
+            if isinstance(failure, AccessDenied):  # told once; it is tried again, slowly
+                del self._intake.failures[tp]
             raise failure
 
     # positions

@@ -197,13 +197,17 @@ class Tenure:
 
     async def _resolve(self, some: list[Held]) -> None:
         """From what is committed; until that is known, nothing is read."""
+        told: KafkaError | None = None
         while some := [held for held in some if self._is_held(held) and _unplaced(held)]:
             try:
                 found = await self._found([held.tp for held in some])
             except KafkaError as exc:
-                self.failed(exc if not isinstance(exc, BrokerUnavailable) else None)
+                if not isinstance(exc, BrokerUnavailable):
+                    self.failed(told := exc)
                 await asyncio.sleep(exc.retry_after or AGAIN)
                 continue
+            if told is not None and self.failure is told:
+                self.failed(None)
             for held in filter(_unplaced, some):
                 committed = found.get(held.tp)
                 if committed is None:

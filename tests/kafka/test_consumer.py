@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
+import time
 import uuid
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -126,9 +127,9 @@ async def test_what_a_cancelled_poll_was_waiting_for_is_the_next_ones(kafka, top
 
 
 async def test_seeks_go_to_an_offset_the_ends_and_a_time(kafka, topic):
-    name, tp = topic(), None
+    name, now = topic(), int(time.time() * 1000)  # what is older than the retention goes at once
     tp = TopicPartition(name, 0)
-    sent = [Sent(b"%d" % n, timestamp=1_700_000_000_000 + n) for n in range(10)]
+    sent = [Sent(b"%d" % n, timestamp=now + n) for n in range(10)]
     await produce(kafka.bootstrap, name, sent)
     async with cluster(kafka.bootstrap, name) as made:
         consumer = GroupConsumer(made, "")
@@ -137,9 +138,9 @@ async def test_seeks_go_to_an_offset_the_ends_and_a_time(kafka, topic):
         assert await drain(consumer, 3) == [b"7", b"8", b"9"]
         await consumer.seek_to_beginning([tp])
         assert consumer.position(tp) == 0
-        await consumer.seek_to_timestamp({tp: 1_700_000_000_008})
+        await consumer.seek_to_timestamp({tp: now + 8})
         assert await drain(consumer, 2) == [b"8", b"9"]
-        await consumer.seek_to_timestamp({tp: 1_800_000_000_000})
+        await consumer.seek_to_timestamp({tp: now + 1000})
         assert consumer.position(tp) == 10
         await consumer.seek_to_beginning([tp])
         await consumer.seek_to_end([tp])
@@ -400,11 +401,18 @@ async def test_it_lives_through_its_coordinators_end(kafka3, group):
         assert not one.heard("lost") and not one.heard("revoked")
 
 
-async def test_rebalances_are_counted_by_group_with_the_time_they_took(kafka, topic, group):
-    name = topic()
+async def test_rebalances_are_counted_and_told_with_the_time_they_took(kafka, topic, group, caplog):
+    caplog.set_level("INFO", "gateway.kafka.group")
+    name = topic(partitions=2)
     async with cluster(kafka.bootstrap, name) as made, member(made, group, [name]) as one:
-        await until(lambda: one.consumer.state is State.RUNNING and one.owned, within=LONG)
-        assert sum(made.coordinators.tallies.seconds[group].counts) >= 1
+        await share([one], name, 2, 2)
+        async with member(made, group, [name]) as two:
+            await share([one, two], name, 2, 1)
+            await until(lambda: one.consumer.state is two.consumer.state is State.RUNNING)
+        assert sum(made.coordinators.tallies.seconds[group].counts) >= 3
+    said = [record.getMessage() for record in caplog.records]
+    assert any(re.search(rf"{group}: RUNNING -> REBALANCING", line) for line in said)
+    assert any(re.search(rf"{group}: REBALANCING -> RUNNING after \d+ ms", line) for line in said)
 
 
 async def test_nothing_is_left_of_a_closed_member(kafka, topic, group):
