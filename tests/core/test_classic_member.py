@@ -16,7 +16,7 @@ from gateway.core.classic_asks import (
     SyncAnswer,
     SyncAsk,
 )
-from gateway.core.classic_member import PATIENCE, ClassicMember
+from gateway.core.classic_member import PATIENCE, SOON, ClassicMember
 from gateway.core.member import Assigned, Failed, Identity, Lost, Moved, Revoking, State
 from gateway.core.record import TopicPartition
 
@@ -61,11 +61,20 @@ def test_who_joins_first_asks_for_a_name_leads_and_has_all(group: Coordinator):
     assert one.member.state is State.RUNNING and one.member.identity == Identity("member-0", 1)
 
 
-def test_heartbeats_come_at_their_interval(group: Coordinator, alone: Peer):
-    assert 0.8 * 3.0 <= alone.member.due <= 3.0
-    assert alone.send(group, alone.member.due - 0.01) is None
-    assert isinstance(alone.send(group, alone.member.due), HeartbeatAsk)
-    assert alone.member.due == float("inf")
+def test_heartbeats_come_soon_after_an_assignment_and_then_at_their_interval(
+    group: Coordinator, alone: Peer
+):
+    """What others gave up waits until everybody has heard of the next round."""
+    waits, now = [], 0.0
+    for _ in range(8):
+        assert alone.send(group, alone.member.due - 0.01) is None
+        waits.append(alone.member.due - now)
+        now = alone.member.due
+        assert isinstance(alone.send(group, now), HeartbeatAsk)
+        assert alone.member.due == float("inf")
+        alone.take(now)
+    assert waits[0] <= SOON < waits[2] < waits[4] < waits[-1]
+    assert 0.8 * 3.0 <= waits[-1] <= 3.0
 
 
 def test_who_is_there_keeps_what_it_keeps_while_another_joins(group: Coordinator, alone: Peer):
