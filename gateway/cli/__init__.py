@@ -9,7 +9,7 @@ import typer
 
 from gateway import __version__
 
-from . import broker, check, demo, produce, reload, run, sidecar, tail
+from . import broker, check, demo, dlq, produce, reload, run, sidecar, tail
 from .commands import CONFIG, FAILURE, INTERRUPTED, Commands
 
 __all__ = ["CONFIG", "FAILURE", "INTERRUPTED", "app", "main"]
@@ -35,6 +35,7 @@ for command in (
     sidecar.sidecar,
 ):
     app.command()(command)
+app.add_typer(dlq.dlq, name="dlq")
 
 
 def main() -> None:

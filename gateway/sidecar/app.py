@@ -80,7 +80,7 @@ class Sidecar:
         modules = [path.partition(":")[0] for name in served for path in PARTS[name]]
         spec = Spec(name for name in modules if (DIRECTORY / f"{name}.yaml").is_file())
         self.settings = settings
-        self.context = Context(settings, cluster, Codecs(_catalog(settings)), scope, spec)
+        self.context = Context(settings, cluster, Codecs(catalog_of(settings)), scope, spec)
         producer = settings.sidecar.producer
         self._most = MOST if producer is None else max(MOST, producer.max_bytes)
         self._alone = alone
@@ -210,7 +210,8 @@ def _first(path: str) -> str:
     return "" if segment.startswith("{") else segment
 
 
-def _catalog(settings: Settings) -> Any:
+def catalog_of(settings: Settings) -> Any:
+    """Where the sidecar's schemas are; None where no catalog is."""
     wanted = settings.sidecar.catalog if settings.sidecar is not None else None
     if wanted is not None:
         return settings.catalogs[wanted]

@@ -316,6 +316,12 @@ REACTIVE_LOST = _counter(
     "again there.",
     "group",
 )  # fmt: skip
+DEAD_LETTERS = _counter(
+    "gateway_dead_letters",
+    "Dead letters that were handed over or in on request, by what became of them: processed, "
+    "returned (failed again), parked (failed at the last retry), written (handed in).",
+    "outcome",
+)  # fmt: skip
 REPLAYS = _gauge(
     "gateway_replays",
     "Replays that are known to this sidecar, whoever works on them, by their state.",

@@ -13,10 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from support.backend import running_backend
 from support.brokers import Broker
 from support.gateways import Gateway, browsing, config_for, running_gateway
+from support.letters import committed, header
 from support.sidecars import ready, running_sidecar
 
 SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
@@ -40,35 +41,6 @@ def fill(kafka: Broker, topic: str, count: int, *, partitions: int = 1, size: in
             except BufferError:
                 producer.poll(0.1)
     assert producer.flush(LATE) == 0
-
-
-def committed(kafka: Broker, topic: str, partitions: int = 1) -> list[Any]:
-    """Every record that a reader of committed ones sees, by another client."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": kafka.servers,
-            "group.id": "nobody",
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "enable.auto.commit": False,
-        }
-    )
-    consumer.assign([TopicPartition(topic, each, 0) for each in range(partitions)])
-    found, ends = [], 0
-    while ends < partitions:
-        message = consumer.poll(LATE)
-        assert message is not None, f"{topic} has no end"
-        if message.error() is None:
-            found.append(message)
-        else:
-            assert message.error().name() == "_PARTITION_EOF", message.error()
-            ends += 1
-    consumer.close()
-    return found
-
-
-def header(message: Any, name: str) -> bytes:
-    return next(value for each, value in message.headers() if each == name)
 
 
 async def over(http: httpx.AsyncClient, id: str) -> dict[str, Any]:

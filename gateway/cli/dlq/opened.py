@@ -1,0 +1,88 @@
+"""The cluster of a configuration's sidecar, for as long as a command takes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gateway.errors import BrokerUnavailable, GatewayError, UnknownTopic
+
+if TYPE_CHECKING:
+    from gateway.kafka.cluster import Cluster
+    from gateway.sidecar.context import Context
+    from gateway.sidecar.deadletter.queue import Queue
+
+WITHIN = 15.0  # seconds for a broker to answer
+
+
+@asynccontextmanager
+async def opened(file: Path) -> AsyncIterator[Context]:
+    """What a part of the sidecar is made with; without its producer. Raises GatewayError."""
+    from gateway.config import load
+    from gateway.config.sidecar import Sidecar
+    from gateway.formats.codec import Codecs
+    from gateway.kafka.cluster import Cluster, ClusterSettings
+    from gateway.sidecar.app import catalog_of
+    from gateway.sidecar.context import Context
+    from gateway.sidecar.scope import anyone
+    from gateway.sidecar.spec import Spec
+
+    logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # we say it, in one line
+    settings = load(file)
+    if settings.sidecar is None:
+        settings = settings.model_copy(update={"sidecar": Sidecar()})
+    assert settings.sidecar is not None
+    kafka = settings.clusters[settings.sidecar.kafka or next(iter(settings.clusters))]
+    if kafka.servers == "embedded":
+        raise GatewayError(f"the Kafka of {file} is embedded in the gateway; nothing outlives it")
+    async with Cluster(ClusterSettings.of(kafka)) as cluster:
+        await _reached(cluster)
+        context = Context(settings, cluster, Codecs(catalog_of(settings)), anyone, Spec(()))
+        try:
+            yield context
+        finally:
+            await context.codecs.close()
+
+
+async def _reached(cluster: Cluster) -> None:
+    try:
+        async with asyncio.timeout(WITHIN):
+            await cluster.metadata.refresh("a command begins")
+    except TimeoutError:
+        servers = ", ".join(cluster.settings.servers)
+        raise BrokerUnavailable(f"no broker of {servers} answers; check kafka.servers") from None
+
+
+def ext_of(context: Context) -> str:
+    """What the topics of dead letters end in."""
+    settings = context.section.dead_letter
+    return settings.topic_ext if settings is not None else ".dlq"
+
+
+async def queue_of(context: Context, topic: str, group: str | None) -> Queue:
+    """The dead letters of a topic, which may be given by their own name. group: None: the only one
+    that has some there. Raises UnknownTopic; GatewayError where there are several groups."""
+    from gateway.sidecar.deadletter.census import census
+    from gateway.sidecar.deadletter.queue import Queue
+
+    ext = ext_of(context)
+    name = topic if topic.endswith(ext) else f"{topic}{ext}"
+    try:
+        await context.topic(name)
+    except UnknownTopic as exc:
+        raise UnknownTopic(f"{topic} has no dead letters: {exc}", topic=name) from None
+    if group is None:
+        groups = {each.group for each in await census(context.cluster, name, ext, ())} - {""}
+        if len(groups) > 1:
+            which = ", ".join(sorted(groups))
+            raise GatewayError(f"{name} has dead letters of several groups: {which}; give --group")
+        configured = context.section.reactive.groups if context.section.reactive else ()
+        names = groups or {each.group for each in configured if topic in each.topics}
+        if len(names) != 1:
+            raise GatewayError(f"{name} does not say whose dead letters they are; give --group")
+        group = next(iter(names))
+    return Queue(context.cluster, name, group, ext)

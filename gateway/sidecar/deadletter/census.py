@@ -1,0 +1,87 @@
+"""What dead letters there are: of which groups, how many, since when, and why.
+
+All of a topic is read for that, because how many records lie between two offsets is not told by
+them: what was deleted, and the ends of transactions, are offsets, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ...core.record import TopicPartition
+from ...kafka.cluster import Cluster
+from ...kafka.commits import Commits
+from ...kafka.piece import bounds
+from .queue import Found, Queue
+
+LONGEST = 100  # characters of a reason
+
+
+class Count(NamedTuple):
+    """Of one group; empty: by no group of ours. oldest: milliseconds, of those that wait, None
+    where none does. reason: the most frequent one."""
+
+    topic: str
+    group: str
+    waiting: int
+    total: int
+    oldest: int | None
+    reason: str
+
+
+@dataclass(slots=True)
+class _Tally:
+    committed: Mapping[TopicPartition, int]
+    total: int = 0
+    waiting: int = 0
+    oldest: int | None = None
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add(self, found: Found) -> None:
+        record = found.record
+        self.total += 1
+        if record.offset < self.committed.get(record.tp, 0):
+            return
+        self.waiting += 1
+        self.oldest = min(record.timestamp, self.oldest or record.timestamp)
+        self.reasons[first_line(found.letter.stacktrace)] += 1
+
+
+async def census(cluster: Cluster, topic: str, ext: str, groups: Collection[str]) -> list[Count]:
+    """By group, those among `groups` that have none left out. The topic must be watched. Raises
+    KafkaError."""
+    known = cluster.topic(topic)
+    tps = [TopicPartition(topic, each) for each in (known.partitions if known else ())]
+    tallies: dict[str, _Tally] = {}
+    reader = Queue(cluster, topic, "", ext)
+    async for letters, _ in reader.letters(await bounds(cluster, tps), everybodys=True):
+        for found in letters:
+            group = found.letter.group
+            if group not in tallies:
+                tallies[group] = _Tally(await _committed(cluster, f"{group}{ext}", tps))
+            tallies[group].add(found)
+    return [
+        Count(topic, group, each.waiting, each.total, each.oldest, _most(each.reasons))
+        for group, each in sorted(tallies.items())
+        if not groups or group in groups
+    ]
+
+
+def first_line(trace: str) -> str:
+    """Of a stack trace: where it says what went wrong."""
+    line = trace.strip().partition("\n")[0]
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 3]}..."
+
+
+def _most(reasons: Counter[str]) -> str:
+    return reasons.most_common(1)[0][0] if reasons else ""
+
+
+async def _committed(
+    cluster: Cluster, cursor: str, tps: Collection[TopicPartition]
+) -> Mapping[TopicPartition, int]:
+    found = await Commits(cluster.coordinators, cursor).committed(tps)
+    return {tp: each.offset for tp, each in found.items()}

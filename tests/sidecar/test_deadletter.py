@@ -1,0 +1,198 @@
+"""Dead letters over the socket: to the back end once more, out to programs, and in from them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Producer
+from support.backend import Backend, running_backend
+from support.brokers import Broker
+from support.letters import committed, header, seal
+from support.sidecars import running_sidecar
+
+AGAIN = "/consumers/deadLetter/reactive"
+ACTIVE = "/consumers/deadLetter/active"
+
+
+@dataclass
+class Setting:
+    """A topic of two partitions, its dead letters, a group and its back end."""
+
+    kafka: Broker
+    backend: Backend
+    topic: str
+    http: httpx.AsyncClient
+
+    @property
+    def group(self) -> str:
+        return f"{self.topic}.group"
+
+    def letters(self) -> list[Any]:
+        return committed(self.kafka, f"{self.topic}.dlq", 2)
+
+    def seal(self, numbers: Sequence[int], group: str | None = None) -> None:
+        seal(self.kafka, self.topic, numbers, group or self.group)
+
+    def seen(self) -> list[int]:
+        return [each["value"]["n"] for call in self.backend.calls for each in call["records"]]
+
+    async def again(self, **asked: Any) -> dict[str, Any]:
+        answer = await self.http.get(AGAIN, params=asked)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def sections(self) -> dict[str, Any]:
+        group = {
+            "group": self.group,
+            "topics": [self.topic],
+            "backend": {"host": self.backend.base_url},
+            "valueFormat": "json",
+            "maxPollRecords": 8,
+            "autoOffsetReset": "latest",
+        }
+        return {"deadLetter": {}, "reactive": {"groups": group}, "consumer": {}}
+
+
+@pytest.fixture
+async def setting(kafka: Broker) -> AsyncIterator[Setting]:
+    topic = kafka.topic(partitions=2)
+    kafka.create_topic(f"{topic}.dlq", 2)
+    async with running_backend() as backend:
+        found = Setting(kafka, backend, topic, httpx.AsyncClient())
+        async with running_sidecar(kafka.bootstrap, **found.sections()) as http:
+            found.http = http
+            yield found
+
+
+async def test_what_is_processed_is_done_with_and_what_fails_goes_behind_the_others(setting):
+    setting.seal(range(1, 7))
+    setting.backend.order(fail=3)
+
+    first = await setting.again()
+
+    assert (first["processed"], first["returned"], first["parked"]) == (4, 2, 0)
+    failed = [each for each in first["records"] if not each["processed"]]
+    assert {each["stacktrace"] for each in failed} == {"Boom: line 1"}
+    call = setting.backend.calls[0]
+    assert {each["topic"] for each in call["records"]} == {setting.topic}
+    assert call["headers"]["x-consumer-group"] == setting.group
+    setting.backend.order()
+    second = await setting.again(group=setting.group, topic=setting.topic)
+    assert [each["retries"] for each in second["records"]] == [2, 2]
+    assert second["processed"] == 2
+    third = await setting.again()
+    assert third["records"] == []
+    assert sorted(setting.seen()) == [1, 2, 3, 3, 4, 5, 6, 6]
+    back = [each for each in setting.letters() if header(each, "X-Dead-Letter-Retries") == b"1"]
+    assert sorted(json.loads(each.value())["n"] for each in back) == [3, 6]
+    assert all(each.headers()[:2] == [("h", b"1"), ("h", None)] for each in back)
+
+
+async def test_at_the_last_retry_what_fails_is_passed_over_and_stays_in_its_topic(setting):
+    setting.seal([3, 4])
+    setting.backend.order(fail=3)
+
+    last = await setting.again(lastretry=True)
+
+    assert (last["processed"], last["parked"]) == (1, 1)
+    assert (await setting.again())["records"] == []
+    assert len(setting.letters()) == 2
+
+
+async def test_nothing_changes_while_the_back_end_is_away(setting):
+    setting.seal([1, 2])
+    setting.backend.order(say=503, after=7)
+    answer = await setting.http.get(AGAIN)
+    assert (answer.status_code, answer.json()["code"]) == (503, "BACKEND_UNAVAILABLE")
+    assert answer.headers["retry-after"] == "7"
+    setting.backend.order()
+    assert (await setting.again())["processed"] == 2
+
+
+async def test_the_one_that_the_back_end_stumbles_over_does_not_keep_the_others(setting):
+    setting.seal([1, 2, 3, 4])
+    setting.backend.order(stumble=[3])
+    told = await setting.again()
+    assert (told["processed"], told["returned"]) == (3, 1)
+    setting.backend.order(stumble=[3], well=False)
+    answer = await setting.http.get(AGAIN)
+    assert answer.status_code == 503, answer.text
+    assert len(setting.letters()) == 5
+
+
+async def test_letters_of_other_groups_are_passed_over(setting):
+    setting.seal([1, 2], group="another")
+    setting.seal([3])
+    assert [each["record"]["offset"] for each in (await setting.again())["records"]] == [3]
+    assert (await setting.again())["records"] == []
+
+
+async def test_a_program_gets_them_until_it_has_said_that_it_is_through(setting):
+    setting.seal([1, 2, 3])
+    asked = {"group": setting.group, "topic": setting.topic, "valueFormat": "json"}
+    first = (await setting.http.get(ACTIVE, params=asked)).json()
+    again = (await setting.http.get(ACTIVE, params={**asked, "maxRecords": 1})).json()
+    assert sorted(each["value"]["n"] for each in first) == [1, 2, 3]
+    assert again == first[:1]
+    one = next(each for each in first if each["value"]["n"] == 1)
+    assert (one["topic"], one["partition"], one["offset"]) == (setting.topic, 1, 1)
+    assert (one["stacktrace"], one["retries"], one["group"]) == ("Boom", 0, setting.group)
+    assert one["headers"] == {"h": ["1", None]}
+    offsets = [each["deadLetter"] for each in first if each["partition"] == 1]
+    body = {"group": setting.group, "topic": setting.topic, "offsets": offsets}
+    answer = await setting.http.post(f"{ACTIVE}/offsets", json=body)
+    assert answer.status_code == 204, answer.text
+    left = (await setting.http.get(ACTIVE, params=asked)).json()
+    assert [each["value"]["n"] for each in left] == [2]
+
+
+async def test_what_a_program_hands_in_is_the_record_as_kafka_has_it(setting):
+    producer = Producer({"bootstrap.servers": setting.kafka.servers})
+    producer.produce(setting.topic, b"\xff\x00", b"\xfe", 1, headers=[("h", b"\x80"), ("h", b"2")])
+    producer.produce(setting.topic, b"fine", b"k", 1)
+    assert producer.flush(60) == 0
+    place = {"topic": setting.topic, "partition": 1}
+    items = [
+        {
+            "record": {**place, "offset": 0, "value": "as it was shown"},
+            "processed": False,
+            "stacktrace": "it broke",
+            "correlationId": "c1",
+        },
+        {"record": {**place, "offset": 1}, "processed": True},
+        {"record": {**place, "offset": 77, "value": "Z29uZQ=="}, "processed": False},
+    ]
+    answer = await setting.http.post(ACTIVE, params={"group": setting.group}, json=items)
+    assert (answer.status_code, answer.json()) == (200, {"written": 2, "processed": 1})
+
+    first, second = setting.letters()
+    assert (first.key(), first.value()) == (b"\xfe", b"\xff\x00")
+    assert first.headers()[:2] == [("h", b"\x80"), ("h", b"2")]
+    assert header(first, "X-Origin-Offset") == b"0"
+    assert header(first, "StackTrace") == b"it broke"
+    assert header(first, "X-Correlation-Id") == b"c1"
+    assert (second.value(), header(second, "X-Origin-Offset")) == (b"gone", b"77")
+
+
+async def test_what_makes_no_sense_is_refused_with_what_to_do(setting):
+    unknown = await setting.http.get(AGAIN, params={"group": "nobody"})
+    assert unknown.status_code == 400
+    assert setting.group in unknown.text
+    place = {"topic": setting.topic, "partition": 1, "offset": 5}
+    wrong = [{"record": place, "processed": False}]
+    answer = await setting.http.post(ACTIVE, params={"group": "g"}, json=wrong)
+    assert answer.status_code == 400
+    assert "hand in its value" in answer.text
+    asked = {"group": "g", "topic": setting.kafka.topic()}
+    answer = await setting.http.get(ACTIVE, params=asked)
+    assert answer.status_code == 404
+    assert "has no dead letters" in answer.text
+    body = {"group": "g", "topic": setting.topic, "offsets": [{"partition": 9, "offset": 1}]}
+    answer = await setting.http.post(f"{ACTIVE}/offsets", json=body)
+    assert answer.status_code == 400
