@@ -299,3 +299,35 @@ async def test_closing_ends_connections_attempts_and_tasks():
             await kafka.send(1, Role.CONTROL, Echo())
         await until(lambda: broker.connected == 0 and frozen.connected == 0)
     await until(lambda: asyncio.all_tasks() == before)
+
+
+async def test_a_spare_link_is_nobody_elses_and_is_kept_for_the_next():
+    async with FakeBroker(echo) as broker:
+        kafka = connections(broker)
+        async with kafka.spare(1) as one, kafka.spare(1) as two:
+            assert one is not two
+            assert await kafka.ask(one, Echo()) == await kafka.ask(two, Echo())
+        async with kafka.spare(1) as again:
+            assert again in (one, two)
+        assert kafka.asked.connects[Role.SPARE] == 2
+        await kafka.close()
+
+
+async def test_a_spare_link_whose_answer_was_not_waited_for_is_closed():
+    async with FakeBroker(silent) as broker:
+        kafka = connections(broker)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), kafka.spare(1) as link:
+                await kafka.ask(link, Echo())
+        assert not link.open
+        await kafka.close()
+
+
+async def test_spare_links_end_with_the_connections_lent_or_not():
+    async with FakeBroker(echo) as broker:
+        kafka = connections(broker)
+        async with kafka.spare(1) as kept:
+            pass
+        async with kafka.spare(1) as lent, kafka.spare(1) as other:
+            await kafka.close()
+            assert not (kept.open or lent.open or other.open)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 import pytest
+from support.consuming import coordinated
 from support.reading import cluster
 
 from gateway.core.consumer_member import Beat
@@ -37,6 +38,7 @@ async def test_a_broker_understands_each_version_and_is_understood(kafka, topic,
     one, none = TopicPartition(name, 1), TopicPartition(name, 0)
     async with cluster(kafka.bootstrap, name) as made:
         known = made.topic(name)
+        await coordinated(made, group)
         link = await made.coordinators.link(group)
         link.conn._versions = {**link.versions, kind.API: (version, version)}
 
@@ -66,6 +68,7 @@ async def test_an_offset_of_a_topic_that_was_deleted_is_not_taken_for_its_succes
     name, group = topic(), f"group-{uuid.uuid4().hex[:12]}"
     tp = TopicPartition(name, 0)
     async with cluster(kafka.bootstrap, name) as made:
+        await coordinated(made, group)
         ids = {name: uuid.uuid4()}
         request = OffsetCommitRequest(group, {tp: Committed(7)}, NOBODY, ids)
         answer = await made.coordinators.send(group, request)

@@ -386,3 +386,22 @@ async def test_closing_leaves_no_task():
     await until(lambda: kafka.asked)
     await metadata.close()
     assert asyncio.all_tasks() == before
+
+
+async def test_a_kept_topic_is_watched_until_the_last_lets_go_and_no_watcher_is_left():
+    metadata = Metadata(Kafka(_1=orders()), [("a", 1)])
+    metadata.keep("orders")
+    metadata.keep("orders")
+    metadata.watch("orders")
+    await metadata.refresh("test")
+    metadata.unwatch("orders")
+    metadata.let_go("orders")
+    assert metadata.topic("orders") is not None
+    metadata.let_go("orders")
+    assert metadata.topic("orders") is None
+    metadata.watch("orders")
+    metadata.keep("orders")
+    await metadata.refresh("test")
+    metadata.let_go("orders")
+    assert metadata.topic("orders") is not None
+    await metadata.close()

@@ -17,6 +17,7 @@ from confluent_kafka import Consumer
 from gateway.core.record import Record, TopicPartition
 from gateway.errors import KafkaError
 from gateway.kafka.cluster import Cluster, ClusterSettings
+from gateway.kafka.commits import Commits
 from gateway.kafka.consumer import GroupConsumer
 
 _TESTS = str(Path(__file__).parents[1])
@@ -79,6 +80,11 @@ async def member(
         polling.cancel()
         await asyncio.gather(polling, return_exceptions=True)
         await made.consumer.close(leave)
+
+
+async def coordinated(cluster: Cluster, group: str) -> None:
+    """Return when the group's coordinator answers: a broker's first group waits for its topic."""
+    await Commits(cluster.coordinators, group).committed([])
 
 
 class Foreign:
