@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
@@ -10,7 +11,7 @@ from .address import Url
 from .crosscheck import RESERVED
 from .fields import Duration, SecretText, Text, within
 from .path import PathPattern
-from .section import Section, refused
+from .section import Problem, Section, refused
 from .substitution import shown
 from .units import share, show_share
 
@@ -47,8 +48,33 @@ Share: TypeAlias = Annotated[
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Room: TypeAlias = Literal[
     "kafka", "hub", "web", "api", "sidecar", "formats", "telemetry",
-    "aiokafka", "uvicorn", "opentelemetry",
+    "aiokafka", "httpx", "uvicorn", "opentelemetry",
 ]  # fmt: skip
+
+
+class Influx(Section):
+    """Where InfluxDB takes line protocol."""
+
+    url: Url = Field(description="Its base URL, such as http://influx:8086. For InfluxDB.")
+    org: Text | None = Field(default=None, description="Organization, of InfluxDB 2. For the same.")
+    bucket: Text | None = Field(
+        default=None, description="Bucket, of InfluxDB 2 or 3. For the same."
+    )
+    db: Text | None = Field(default=None, description="Database, of InfluxDB 1. For older ones.")
+    token: SecretText | None = Field(
+        default=None,
+        description="API token; of InfluxDB 1 `user:password`. For those that ask for one.",
+    )
+    interval: Annotated[Duration, within(1, 3600)] = Field(
+        default=30.0, description="How often figures are sent there. For the same."
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if bool(raw.get("bucket")) == bool(raw.get("db")):
+            yield Problem((), "is written to nothing, or to two; give it either bucket or db")
+        if raw.get("db") and raw.get("org"):
+            yield Problem(("org",), "belongs to a bucket; InfluxDB 1 has none: remove it")
 
 
 class Metrics(Section):
@@ -62,6 +88,9 @@ class Metrics(Section):
     )
     interval: Annotated[Duration, within(1, 3600)] = Field(
         default=30.0, description="How often they are sent there. For the same."
+    )
+    influx: Influx | None = Field(
+        default=None, description="InfluxDB that they are sent to as well. For its users."
     )
 
 

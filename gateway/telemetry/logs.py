@@ -18,8 +18,8 @@ from .about import noted
 from .redact import cleaned
 
 LEVELS = ("debug", "info", "warning", "error")
-LIBRARIES = ("aiokafka", "uvicorn", "opentelemetry")  # any other name is a room of ours
-QUIET = {"aiokafka": "warning"}  # said by us, once, where it matters
+LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # any other name is a room of ours
+QUIET = {"aiokafka": "warning", "httpx": "warning"}  # said by us, once, where it matters
 EXTRAS = ("topic", "partition", "broker", "cause")  # members that a line's `extra` may have
 
 lines: Counter[str] = Counter()
