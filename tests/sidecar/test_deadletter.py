@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from support.backend import Backend, running_backend
 from support.brokers import Broker
 from support.letters import committed, header, seal
-from support.sidecars import running_sidecar
+from support.sidecars import ready, running_sidecar
 
 AGAIN = "/consumers/deadLetter/reactive"
 ACTIVE = "/consumers/deadLetter/active"
@@ -67,6 +67,7 @@ async def setting(kafka: Broker) -> AsyncIterator[Setting]:
         found = Setting(kafka, backend, topic, httpx.AsyncClient())
         async with running_sidecar(kafka.bootstrap, **found.sections()) as http:
             found.http = http
+            await ready(http)
             yield found
 
 
