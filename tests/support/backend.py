@@ -84,8 +84,8 @@ class Backend:
 
     @property
     def calls(self) -> list[dict[str, Any]]:
-        """Every batch: `records` as they came, `headers`, and `processed`, None where it did
-        nothing."""
+        """Every batch: `records` as they came, `headers`, `processed` (None where it did nothing)
+        and `said`, the order by which it was answered."""
         journal = self._directory / "journal"
         lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
         return [json.loads(line) for line in lines]
@@ -178,6 +178,7 @@ class _Worker:
             "headers": dict(request.headers),
             "records": records,
             "processed": processed,
+            "said": self.orders().get("say", "good"),
         }
         os.write(self._journal, json.dumps(call).encode() + b"\n")
 

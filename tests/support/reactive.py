@@ -147,6 +147,20 @@ class World:
         """How many times a record was processed another time."""
         return sum(times - 1 for times in Counter(numbers(self.backend.done)).values())
 
+    def unexplained(self) -> list[int]:
+        """Numbers that were processed again although the first time was answered well."""
+        answered: set[int] = set()
+        again: list[int] = []
+        for call in self.backend.calls:
+            for record, done in zip(call["records"], call["processed"] or (), strict=False):
+                n = record["value"]["n"]
+                if done and n in answered:
+                    again.append(n)
+            if call["said"] == "good":
+                pairs = zip(call["records"], call["processed"], strict=True)
+                answered |= {record["value"]["n"] for record, done in pairs if done}
+        return again
+
 
 def _committed(servers: str, group: str, places: Sequence[Place]) -> int:
     consumer = Consumer({"bootstrap.servers": servers, "group.id": group})

@@ -91,7 +91,8 @@ def test_levels_of_rooms_and_libraries_can_be_changed_at_any_time(out: StringIO)
     assert levels("gateway.web.app") == "warning"
     assert levels("uvicorn.error") == "error"
     assert logs.current_levels() == {
-        "": "warning", "aiokafka": "warning", "kafka": "debug", "uvicorn": "error",
+        "": "warning", "aiokafka": "warning", "httpx": "warning", "kafka": "debug",
+        "uvicorn": "error",
     }  # fmt: skip
     logs.set_levels("info", {"hub": "debug"})
     assert (levels("gateway.kafka.lane"), levels("gateway.hub.hub")) == ("info", "debug")

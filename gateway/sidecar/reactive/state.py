@@ -20,6 +20,8 @@ async def state_of(group: ReactiveGroup, cluster: Cluster | None) -> dict[str, A
     consumer = group.consumer
     held = sorted(consumer.assignment) if consumer is not None else []
     ends = await _ends(group, held, cluster) if cluster is not None and held else {}
+    if consumer is not None:  # some may have gone meanwhile
+        held = sorted(consumer.assignment.intersection(held))
     partitions = [_partition(group, tp, ends) for tp in held]
     lags = [each["lag"] for each in partitions]
     now = asyncio.get_running_loop().time()
