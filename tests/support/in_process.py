@@ -24,8 +24,6 @@ async def in_process(
     text = StringIO()
     YAML().dump(dict(config), text)
     app = create_app(loads(text.getvalue(), name="test"), **options)
-    async with (
-        app.lifespan(),
-        served(app, http=GatewayProtocol, ws=WebSocketProtocol) as url,
-    ):
+    http = type("Protocol", (GatewayProtocol,), {"NEIGHBOUR": app.neighbour})
+    async with app.lifespan(), served(app, http=http, ws=WebSocketProtocol) as url:
         yield url, app
