@@ -30,7 +30,7 @@ from .route import Route, When, With
 from .schema import schema
 from .security import Sasl, Security, Tls
 from .settings import Settings
-from .telemetry import Logs, Metrics, Telemetry, Traces
+from .telemetry import Influx, Logs, Metrics, Telemetry, Traces
 from .template import Template
 from .units import Rate
 from .values import Values
@@ -49,6 +49,7 @@ __all__ = [
     "Forward",
     "Guard",
     "Http",
+    "Influx",
     "Inline",
     "Jwk",
     "Jwks",

@@ -30,6 +30,7 @@ from ..kafka.producer import Producer
 from ..telemetry.figures import Figures
 from . import body, docs
 from .context import Context
+from .counted import Counted, Requests
 from .ids import Identified
 from .part import Part
 from .scope import Scope, anyone
@@ -89,11 +90,13 @@ class Sidecar:
         self.parts: list[Part] = [self._made(name, path) for name, path in self._parts]
         self.routes: list[BaseRoute] = [route for part in self.parts for route in part.routes]
         self.routes += docs.routes(spec, settings.name)
+        self._requests = Requests(self.routes)
         self._first = {_first(route.path) for route in self.routes if isinstance(route, Route)}
         self._first -= {"health"}  # shared with the gateway
         self.app: ASGIApp = Starlette(
             routes=self.routes,
             middleware=[
+                Middleware(Counted, requests=self._requests),
                 Middleware(Identified),
                 Middleware(Programs, settings=settings),
                 *(each for part in self.parts for each in getattr(part, "middleware", ())),
@@ -144,7 +147,8 @@ class Sidecar:
             await self.context.codecs.close()
 
     def read(self, figures: Figures) -> None:
-        """Adds what a scrape wants to know, of the parts that count anything."""
+        """Adds what a scrape wants to know, of requests and of the parts that count anything."""
+        self._requests.read(figures)
         for part in self.parts:
             count = getattr(part, "read", None)
             if count is not None:

@@ -257,6 +257,17 @@ REPLIES = _counter(
 
 # the sidecar
 
+SIDECAR_REQUESTS = _counter(
+    "gateway_sidecar_requests",
+    "Requests to the sidecar, by endpoint (empty: to none) and HTTP status (none: the connection "
+    "was lost before).",
+    "endpoint", "status",
+)  # fmt: skip
+SIDECAR_SECONDS = _seconds(
+    "gateway_sidecar_seconds",
+    "From a request to the end of its answer; a long poll waits for records, a stream lasts.",
+    "endpoint",
+)  # fmt: skip
 KSQLDB_RUNNING = _gauge(
     "gateway_ksqldb_query_running", "1 while the configured query brings rows, else 0.",
     "query",

@@ -44,6 +44,7 @@ class Push:
     """Sends figures when it is told to."""
 
     def __init__(self, url: str, headers: Mapping[str, str], of: Resource) -> None:
+        self.url = url
         self._exporter = OTLPMetricExporter(
             endpoint=endpoint(url, "metrics"), headers=dict(headers), timeout=PATIENCE
         )

@@ -6,13 +6,13 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
-from ..config import Settings
+from ..config import Influx, Settings
 from ..hub import figures as of_hubs
 from ..hub.hubs import Hubs
 from ..telemetry import catalog, logs
@@ -25,14 +25,21 @@ from . import problems
 from .bus import Bus
 from .limits import Limits
 
-if TYPE_CHECKING:
-    from ..telemetry.otlp import Push
-
 log = logging.getLogger(__name__)
 
 TOPIC = "figures"
 WITHIN = 1.0  # seconds for the other workers to answer
 END = 3.0  # seconds that the gateway's end may take for the last figures
+
+
+class Push(Protocol):
+    """What figures are sent by, to its `url`. `send` blocks, and says if they arrived."""
+
+    url: str
+
+    def send(self, figures: Figures) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class Metrics:
@@ -90,29 +97,37 @@ class Metrics:
 
     async def run(self) -> None:
         """Until cancelled: look at the loop, and send figures where that is configured."""
-        watching = asyncio.create_task(self._lateness.run())
-        try:
-            if self._settings.telemetry.metrics.otlp is not None:
-                await self._send(self._settings.telemetry.metrics.otlp)
-            else:
-                await watching
-        finally:
-            watching.cancel()
+        told = self._settings.telemetry.metrics
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._lateness.run())
+            if told.otlp is not None:
+                group.create_task(self._send(partial(self._otlp, told.otlp), told.interval))
+            if told.influx is not None:
+                group.create_task(
+                    self._send(partial(self._influx, told.influx), told.influx.interval)
+                )
 
-    async def _send(self, url: str) -> None:
-        push = await asyncio.to_thread(self._push, url)
+    async def _send(self, made: Callable[[], Push], interval: float) -> None:
+        push = await asyncio.to_thread(made)
         try:
             while True:
-                await asyncio.sleep(self._settings.telemetry.metrics.interval)
+                await asyncio.sleep(interval)
                 figures = self.own()
                 if not await aside(partial(push.send, figures), "metrics"):
-                    log.warning("the figures of this interval did not arrive at %s", url)
+                    log.warning("the figures of this interval did not arrive at %s", push.url)
         finally:
             push.close()
 
-    def _push(self, url: str) -> Push:
+    def _otlp(self, url: str) -> Push:
         from ..telemetry.otlp import Push, resource
 
         headers = self._settings.telemetry.headers
         plain = {name: secret.get_secret_value() for name, secret in headers.items()}
         return Push(url, plain, resource(self._settings.name, __version__))
+
+    def _influx(self, told: Influx) -> Push:
+        from ..telemetry.influx import Push, endpoint
+
+        token = None if told.token is None else told.token.get_secret_value()
+        url = endpoint(told.url, told.org, told.bucket, told.db)
+        return Push(url, token, self._settings.name)

@@ -34,7 +34,8 @@ def test_what_is_not_said_is_scraped_and_neither_sent_nor_traced():
 
 def test_all_of_it_is_read_and_written_again():
     text = """{
-      metrics: {prometheus: /figures, otlp: "http://c:4318", interval: 10s},
+      metrics: {prometheus: /figures, otlp: "http://c:4318", interval: 10s,
+                influx: {url: "http://i", org: o, bucket: b, token: "${env.KEY}", interval: 5s}},
       traces: {otlp: "https://c/v1/traces", sample: 12.5%},
       logs: {format: json, level: warning, levels: {kafka: debug, uvicorn: error}},
       headers: {authorization: "${env.KEY}"}}"""
@@ -42,6 +43,7 @@ def test_all_of_it_is_read_and_written_again():
     assert (made.metrics.interval, made.traces.sample) == (10.0, 0.125)
     assert made.logs.levels == {"kafka": "debug", "uvicorn": "error"}
     assert made.headers["authorization"].get_secret_value() == "s3cret"
+    assert made.metrics.influx is not None and made.metrics.influx.interval == 5.0
     whole = loads(f"{KAFKA}telemetry: {text}\n", environ={"KEY": "s3cret"})
     written = dump(whole)
     assert "s3cret" not in written and 'sample: "12.5%"' in written
@@ -58,6 +60,9 @@ def test_all_of_it_is_read_and_written_again():
         ("{traces: {otlp: c:4318}}", "'c:4318' is no URL"),
         ("{traces: {otlp: 'http://a:b@c'}}", "a URL with credentials ends up in logs"),
         ("{metrics: {interval: 10ms}}", "10ms is out of range; use 1s to 1h"),
+        ("{metrics: {influx: {url: 'http://i'}}}", "give it either bucket or db"),
+        ("{metrics: {influx: {url: 'http://i', bucket: b, db: d}}}", "either bucket or db"),
+        ("{metrics: {influx: {url: 'http://i', db: d, org: o}}}", "InfluxDB 1 has none"),
         ("{logs: {format: yaml}}", "format"),
         ("{logs: {level: loud}}", "level"),
         ("{logs: {levels: {kafak: debug}}}", "kafak"),

@@ -233,6 +233,12 @@ BROKEN: dict[str, tuple[Breaks, str, str, str]] = {
         lambda w: w.config["telemetry"].update(metrics={"otlp": f"http://{AWAY}"}),
         "telemetry.metrics", "fails", "cannot be reached",
     ),
+    "InfluxDB is away": (
+        lambda w: w.config["telemetry"]["metrics"].update(
+            influx={"url": f"http://{AWAY}", "bucket": "b"}
+        ),
+        "telemetry.metrics.influx", "fails", "cannot be reached",
+    ),
     "the certificate is expired": (
         lambda w: otherwise(w, **dict.fromkeys(("certificate", "key"), pem_of(w, "old", -1))),
         "listen.tls.certificate", "fails", "expired",

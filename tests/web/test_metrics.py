@@ -11,6 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from starlette.requests import Request
 from support.buses import host
+from support.influx import receiver
 from support.otlp import collector
 from support.until import until
 
@@ -121,6 +122,23 @@ async def test_a_back_end_that_is_away_is_told_in_the_log_and_nothing_else(caplo
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running
+
+
+async def test_figures_go_to_influxdb_and_by_otlp_at_their_own_intervals():
+    with collector() as back, receiver() as influx:
+        told = {"url": influx.url, "bucket": "figures", "interval": "1s"}
+        made = metrics(otlp=back.url, interval="1s", influx=told)
+        made._hubs.of("").traffics.of("/a", "sse").opened = 7
+        running = asyncio.create_task(made.run())
+        labels = {"route": "/a", "wire": "sse"}
+        try:
+            await until(lambda: back.value("gateway_clients", **labels) == 7, None, 60)
+            await until(lambda: influx.value("gateway_clients", **labels) == 7, influx.wrong, 60)
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+        assert not influx.wrong
 
 
 def test_the_topic_of_the_bus_is_taken_once():

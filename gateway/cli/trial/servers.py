@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from gateway.config import Http, Jwt, SchemaRegistry, Settings
+from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
 from gateway.config.trust import client_context
 from gateway.web.access.elsewhere import Away, Reply
 from gateway.web.access.jwks import LARGEST, KeySet
@@ -126,21 +126,35 @@ def endpoints(settings: Settings) -> Iterator[tuple[str, str]]:
 
 async def back_end(signal: str, url: str, settings: Settings, steps: Steps) -> Finding:
     """It is sent none of them: an empty message of protobuf."""
-    subject = f"telemetry.{signal}"
     headers = {name: value.get_secret_value() for name, value in settings.telemetry.headers.items()}
     headers["content-type"] = "application/x-protobuf"
+    return await taken(f"telemetry.{signal}", url, headers, "telemetry.headers", steps)
+
+
+async def influx(told: Influx, steps: Steps) -> Finding:
+    """It is sent no line."""
+    from gateway.telemetry.influx import authorization, endpoint
+
+    token = None if told.token is None else told.token.get_secret_value()
+    url = endpoint(told.url, told.org, told.bucket, told.db)
+    return await taken("telemetry.metrics.influx", url, authorization(token), "its token", steps)
+
+
+async def taken(
+    subject: str, url: str, headers: Headers, credentials: str, steps: Steps
+) -> Finding:
     with steps.step(f"{subject} at {url}"):
         try:
-            # OpenTelemetry's exporter goes by the proxies of the environment
+            # what sends them goes by the proxies of the environment
             status = (await ask("POST", url, headers, client=httpx.AsyncClient())).status
         except Away as exc:
             return fails(subject, f"{url} cannot be sent to: {exc}")
     if status in (401, 403):
-        return fails(subject, f"{url} refuses telemetry.headers ({status})")
+        return fails(subject, f"{url} refuses {credentials} ({status})")
     if status == 400:
         return warning(subject, f"{url} takes no empty message (400), and was not sent another")
     if not 200 <= status < 300:
-        return fails(subject, f"{url} answers {status}; correct otlp")
+        return fails(subject, f"{url} answers {status}; correct it")
     return ok(subject, f"{url} takes them")
 
 
@@ -156,3 +170,5 @@ def tries(settings: Settings, steps: Steps) -> Iterator[Coroutine[Any, Any, Find
             yield application(name, guard, steps)
     for signal, url in endpoints(settings):
         yield back_end(signal, url, settings, steps)
+    if settings.telemetry.metrics.influx is not None:
+        yield influx(settings.telemetry.metrics.influx, steps)

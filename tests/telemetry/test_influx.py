@@ -1,0 +1,92 @@
+"""Figures sent as line protocol, as its grammar reads them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.influx import points_of, receiver
+
+from gateway.telemetry import catalog, influx
+from gateway.telemetry.figures import Figures
+from gateway.telemetry.histogram import Histogram
+from gateway.telemetry.influx import Push, endpoint, lines
+
+NOW = 1_700_000_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (("http://i:8086", "a b", "c", None), "/api/v2/write?org=a%20b&bucket=c&precision=ns"),
+        (("http://i:8086/", None, "c", None), "/api/v2/write?bucket=c&precision=ns"),
+        (("http://i:8086", None, None, "d&e"), "/write?db=d%26e&precision=ns"),
+    ],
+)
+def test_a_bucket_and_a_database_are_written_to_at_their_own_paths(given, sent: str):
+    assert endpoint(*given).replace("+", "%20") == f"http://i:8086{sent}"
+
+
+def test_figures_arrive_with_their_labels_as_tags_and_who_sends_them():
+    figures, latency = Figures(), Histogram()
+    figures.add(catalog.CLIENTS, 3, "/a b", "sse")
+    figures.add(catalog.OPENED, 5, "", "sse")  # of programs: no route
+    latency.observe(0.0004, 2)
+    latency.observe(100.0)
+    figures.observed(catalog.DELIVERY_LATENCY, latency, "/a", "sse")
+    with receiver() as back:
+        push = Push(endpoint(back.url, "shop", "figures", None), "s3cret", "orders")
+        assert push.send(figures)
+        push.close()
+        ((path, headers, points),) = back.requests
+    assert path == "/api/v2/write?org=shop&bucket=figures&precision=ns"
+    assert headers["authorization"] == "Token s3cret"
+    clients, opened, told = points
+    assert (clients.name, clients.fields) == ("gateway_clients", {"value": 3})
+    assert clients.tags["route"] == "/a b" and clients.tags["service"] == "orders"
+    assert clients.tags["instance"]
+    assert opened.name == "gateway_streams_opened_total" and "route" not in opened.tags
+    assert told.fields["count"] == told.fields["+Inf"] == 3
+    assert told.fields["sum"] == pytest.approx(100.0008)
+    assert told.fields["0.0005"] == told.fields["60.0"] == 2
+    assert math.isclose(len(told.fields), len(latency.bounds) + 3)
+
+
+@given(st.text(max_size=20), st.floats(allow_nan=False, allow_infinity=False))
+def test_any_label_and_number_is_one_line(label: str, value: float):
+    figures = Figures()
+    figures.add(catalog.REACTIVE_WAITING, value, label)
+    figures.add(catalog.WORKERS, 1)
+    text = "".join(lines(figures, {"service": "a"}, NOW))
+    assert text.count("\n") == 2
+    point, _ = [points_of(line)[0] for line in text.split("\n")[:-1]]
+    assert point.fields == {"value": value}
+    plain = label.replace("\\", "/").replace("\r", " ").replace("\n", " ")
+    assert point.tags.get("group", "") == plain
+
+
+def test_many_series_go_in_several_requests(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(influx, "LINES", 10)
+    figures = Figures()
+    for number in range(25):
+        figures.add(catalog.READY, 1, "orders", number)
+    with receiver() as back:
+        push = Push(endpoint(back.url, None, None, "figures"), "ann:secret", "orders")
+        assert push.send(figures)
+        push.close()
+        assert [len(points) for _, _, points in back.requests] == [10, 10, 5]
+
+
+def test_a_server_that_refuses_or_is_away_is_told(caplog: pytest.LogCaptureFixture):
+    figures = Figures()
+    figures.add(catalog.WORKERS, 1)
+    with receiver() as back:
+        back.status = 401
+        push = Push(endpoint(back.url, None, "figures", None), "s3cret", "orders")
+        assert not push.send(figures)
+    assert not push.send(figures)
+    push.close()
+    assert "InfluxDB answers 401" in caplog.text and "InfluxDB is not reached" in caplog.text
+    assert "s3cret" not in caplog.text
