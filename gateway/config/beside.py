@@ -47,6 +47,13 @@ def sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
     if queries and str(workers) != "1" and not isinstance(workers, Unsettled):
         what = "each worker would ask every query, and the back end get all rows from each"
         yield Problem(("sidecar", "ksqldb", "queries"), f"{what}; set listen.workers: 1", key=True)
+    if str(workers) != "1" and not isinstance(workers, Unsettled):
+        groups = _map(written.get("reactive")).get("groups")
+        for index, each in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
+            if _map(each).get("instanceId"):
+                what = "each worker would be the same static member, and put the others out"
+                way = ("sidecar", "reactive", "groups", index, "instanceId")
+                yield Problem(way, f"{what}; set listen.workers: 1", key=True)
 
 
 def takes(raw: Mapping[str, Any], path: str) -> bool:

@@ -3,6 +3,7 @@ even an empty one (`producer: {}`)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -190,6 +191,9 @@ class Consumer(Membership):
         description="How this replica is reached, which a new instance is told; default as it was "
         "asked. For load balancers.",
     )
+    max_poll_records: Count = Field(
+        default=500, description="Records of one answer. For whoever sizes hosts."
+    )
 
 
 class Group(Membership):
@@ -248,8 +252,15 @@ class Group(Membership):
 
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
-        if bool(raw.get("topics")) == bool(raw.get("pattern")):
+        pattern = raw.get("pattern")
+        if bool(raw.get("topics")) == bool(pattern):
             yield Problem((), "reads nothing, or two things; give it either topics or pattern")
+        if isinstance(pattern, str):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                what = f"{shown(pattern)} is no regular expression: {error}; correct it"
+                yield Problem(("pattern",), what)
 
 
 def _several(value: object) -> object:
@@ -260,6 +271,17 @@ class Reactive(Section):
     groups: Annotated[tuple[Group, ...], BeforeValidator(_several)] = Field(
         default=(), description="The groups, a list or one. For back ends that are called."
     )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        seen: set[object] = set()
+        groups = raw.get("groups")
+        for index, each in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
+            name = each.get("group") if isinstance(each, Mapping) else None
+            if isinstance(name, str) and name in seen:
+                what = f"'{name}' is there twice; one entry may read several topics"
+                yield Problem(("groups", index, "group"), what)
+            seen.add(name)
 
 
 class SidecarAdmin(Section):
