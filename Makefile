@@ -10,7 +10,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers format bench figures model lock clean
+.PHONY: help setup demo test lint types layers format bench figures model reactive lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ figures: setup ## measure; results are kept in bench/results
 
 model: $(READY) ## the model test for an hour; SECONDS=60 for a minute
 	GATEWAY_MODEL_SECONDS=$(or $(SECONDS),3600) $(BIN)/python -m pytest tests/model -q --timeout 0 $(ARGS)
+
+reactive: setup ## the reactive consumer with its back end away; SECONDS=300 RECORDS=20000 for more
+	GATEWAY_REACTIVE_AWAY=$(or $(SECONDS),10) GATEWAY_REACTIVE_RECORDS=$(or $(RECORDS),10000) \
+	  $(BIN)/python -m pytest tests/e2e/test_sidecar_reactive.py -q -s --timeout 0 $(ARGS)
 
 # The lines cut off say that the package itself is not pinned: it is this folder.
 lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade for newer versions
