@@ -26,6 +26,7 @@ PATHS: Mapping[str, frozenset[str]] = {
     "admin": frozenset({"adm"}),
 }
 """First segments of paths, by the section that serves them."""
+_WITH_SCHEMA = frozenset({"avro", "jsonschema", "protobuf", "1", "3", "4"})
 ALWAYS = frozenset({"/docs", "/docs.css", "/openapi.json", "/health/liveness", "/health/readiness"})
 
 
@@ -47,13 +48,7 @@ def sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
     if queries and str(workers) != "1" and not isinstance(workers, Unsettled):
         what = "each worker would ask every query, and the back end get all rows from each"
         yield Problem(("sidecar", "ksqldb", "queries"), f"{what}; set listen.workers: 1", key=True)
-    if str(workers) != "1" and not isinstance(workers, Unsettled):
-        groups = _map(written.get("reactive")).get("groups")
-        for index, each in enumerate(groups if isinstance(groups, (list, tuple)) else ()):
-            if _map(each).get("instanceId"):
-                what = "each worker would be the same static member, and put the others out"
-                way = ("sidecar", "reactive", "groups", index, "instanceId")
-                yield Problem(way, f"{what}; set listen.workers: 1", key=True)
+    yield from _reactive(raw, written, str(workers) != "1" and not isinstance(workers, Unsettled))
 
 
 def takes(raw: Mapping[str, Any], path: str) -> bool:
@@ -63,6 +58,24 @@ def takes(raw: Mapping[str, Any], path: str) -> bool:
         return False
     first = path[1:].partition("/")[0]
     return path in ALWAYS or any(first in PATHS.get(str(name), ()) for name in written)
+
+
+def _reactive(
+    raw: Mapping[str, Any], written: Mapping[Any, Any], several: bool
+) -> Iterator[Problem]:
+    """several: workers."""
+    groups = _map(written.get("reactive")).get("groups")
+    single = isinstance(groups, Mapping)
+    for index, each in enumerate(groups if isinstance(groups, (list, tuple)) else [groups]):
+        way = ("sidecar", "reactive", "groups", *(() if single else (index,)))
+        if several and _map(each).get("instanceId"):
+            what = "each worker would be the same static member, and put the others out"
+            yield Problem((*way, "instanceId"), f"{what}; set listen.workers: 1", key=True)
+        for name in ("keyFormat", "valueFormat"):
+            format = str(_map(each).get(name, "")).lower()
+            if format in _WITH_SCHEMA and not _map(raw.get("catalogs")):
+                what = f"no record can be read as {format} without its schema"
+                yield Problem((*way, name), f"{what}; add a registry to catalogs")
 
 
 def _cluster(raw: Mapping[str, Any], written: Mapping[Any, Any]) -> Iterator[Problem]:

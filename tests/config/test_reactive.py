@@ -36,6 +36,8 @@ def test_one_group_or_several_are_read_with_the_peers_defaults():
         ("{group: a, topics: [b], pattern: c}", "reads nothing, or two things"),
         ("{group: a, pattern: '(b'}", "'(b' is no regular expression"),
         ("[{group: a, topics: [b]}, {group: a, topics: [c]}]", "'a' is there twice"),
+        ("{group: a, topics: [b], valueFormat: avro}", "add a registry to catalogs"),
+        ("[{group: a, topics: [b], keyFormat: 4}]", "add a registry to catalogs"),
         ("{group: a, topics: [b], parallelism: 0}", "out of range"),
         ("{group: a, topics: [b], maxRetrys: 3}", "did you mean 'maxRetries'?"),
     ],

@@ -1,0 +1,151 @@
+"""Calls of a back end, served in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from email.utils import formatdate
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from support.served import served
+
+from gateway.config.sidecar import Backend as Settings
+from gateway.core.record import Record, TopicPartition
+from gateway.core.verdict import Answered, Away, Item, Suspect
+from gateway.sidecar.reactive.backend import BackEnd, retry_after
+
+SENT = [Record(TopicPartition("orders", 0), 5, 0, 0, b"k", b"v")]
+GOOD = b'[{"processed": true}]'
+
+Reply = Callable[[Request], Any]
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
+        yield client
+
+
+def answering(reply: Reply) -> Any:
+    paths = [Route("/kafka/records", reply, methods=["POST"]), Route("/health", reply)]
+    return served(Starlette(routes=paths))
+
+
+def back_end(client: httpx.AsyncClient, url: str, **options: Any) -> BackEnd:
+    return BackEnd(client, Settings.model_validate({"host": url, "timeout": "500ms", **options}))
+
+
+async def test_a_batch_is_posted_with_its_headers(client: httpx.AsyncClient):
+    seen: list[tuple[bytes, str | None, str | None]] = []
+
+    async def reply(request: Request) -> Response:
+        headers = request.headers
+        seen.append((await request.body(), headers.get("content-type"), headers.get("x-one")))
+        return Response(GOOD)
+
+    async with answering(reply) as url:
+        said = await back_end(client, url).post(b'["batch"]', SENT, {"X-One": "1"})
+    assert said == Answered([Item(True)])
+    assert seen == [(b'["batch"]', "application/json", "1")]
+
+
+async def test_one_that_is_late_or_drips_or_breaks_off_is_away(client: httpx.AsyncClient):
+    async def drips(request: Request) -> Response:
+        from starlette.responses import StreamingResponse
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                yield b" "
+                await asyncio.sleep(0.05)
+
+        return StreamingResponse(pieces())
+
+    async def sleeps(request: Request) -> Response:
+        await asyncio.sleep(30)
+        return Response()
+
+    for reply in (drips, sleeps):
+        async with answering(reply) as url:
+            said = await back_end(client, url).post(b"[]", SENT)
+        assert isinstance(said, Away) and said.late, "each piece came in time, the answer did not"
+    said = await back_end(client, url).post(b"[]", SENT)
+    assert isinstance(said, Away) and not said.late
+    assert "is not there" in said.reason
+
+
+async def test_one_that_cuts_the_connection_is_away(client: httpx.AsyncClient):
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n[{")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(cut, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        said = await back_end(client, f"http://127.0.0.1:{port}").post(b"[]", SENT)
+    assert isinstance(said, Away) and "broke off" in said.reason
+
+
+async def test_it_is_asked_again_when_it_says(client: httpx.AsyncClient):
+    async def busy(request: Request) -> Response:
+        return Response("busy", 429, {"Retry-After": "7"})
+
+    async with answering(busy) as url:
+        assert await back_end(client, url).post(b"[]", SENT) == Away(
+            "the back end says 429: busy", 7.0
+        )
+
+
+async def test_a_redirect_is_not_followed(client: httpx.AsyncClient):
+    async def elsewhere(request: Request) -> Response:
+        return Response(status_code=307, headers={"Location": "/kafka/records"})
+
+    async with answering(elsewhere) as url:
+        assert isinstance(await back_end(client, url).post(b"[]", SENT), Away)
+
+
+async def test_garbage_is_suspect_by_what_it_is(client: httpx.AsyncClient):
+    async def garbage(request: Request) -> Response:
+        return Response(b"\xff\xfe")
+
+    async with answering(garbage) as url:
+        assert isinstance(await back_end(client, url).post(b"[]", SENT), Suspect)
+
+
+async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked(
+    client: httpx.AsyncClient,
+):
+    status = 200
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=status)
+
+    async with answering(health) as url:
+        assert await back_end(client, url).unwell() == ""
+        status = 503
+        assert "says 503" in await back_end(client, url).unwell()
+        assert "says 404" in await back_end(client, url, healthPath="/other").unwell()
+        assert await back_end(client, url, healthPath=None).unwell() == ""
+    assert "does not answer" in await back_end(client, url).unwell()
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [("7", 7), ("0", 0), ("999999999999", 3600), ("", 0), ("soon", 0), ("-3", 0), ("²", 0)],
+)
+def test_retry_after_is_read_and_bounded(given: str, seconds: float):
+    assert retry_after({"retry-after": given}) == seconds
+
+
+def test_retry_after_may_be_a_date():
+    later = formatdate(time.time() + 60, usegmt=True)
+    assert 30 < retry_after({"retry-after": later}) <= 60
+    assert retry_after({"retry-after": formatdate(0, usegmt=True)}) == 0.0

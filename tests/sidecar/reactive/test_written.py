@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from gateway.config.sidecar import Group, Sidecar
+from gateway.core.record import Record, TopicPartition
+from gateway.formats.codec import Codecs
+from gateway.sidecar.reactive.written import Writer, ids_of
+
+TP = TopicPartition("orders", 1)
+
+
+def record(key: bytes | None, value: bytes | None, *headers: tuple[str, bytes | None]) -> Record:
+    return Record(TP, 7, 0, 1700000000000, key, value, headers)
+
+
+def writer(topics: dict[str, Any] | None = None, **options: Any) -> Writer:
+    group = Group.model_validate({"group": "g", "topics": ["orders"], **options})
+    section = Sidecar.model_validate({"topics": topics or {}})
+    return Writer(Codecs(None), section, group)
+
+
+async def written(made: Writer, *records: Record) -> list[dict[str, Any]]:
+    said = await made.write(records)
+    assert not said.unreadable
+    found: list[dict[str, Any]] = orjson.loads(said.body)
+    return found
+
+
+async def test_keys_and_values_are_in_the_formats_of_the_group_or_of_their_topic():
+    (one,) = await written(writer(), record(b"k", b"abc"))
+    assert (one["key"], one["value"]) == ("k", "YWJj")
+    (one,) = await written(writer(valueFormat="json"), record(b"k", b'{"a": 1}'))
+    assert one["value"] == {"a": 1}
+    formats = {"orders": {"keyFormat": "binary", "valueFormat": "string"}}
+    (one,) = await written(writer(formats), record(b"abc", b"abc"))
+    assert (one["key"], one["value"]) == ("YWJj", "abc")
+
+
+async def test_a_tombstone_is_null_and_no_bytes_are_the_empty_string():
+    one, two = await written(writer(), record(None, None), record(b"", b""))
+    assert (one["key"], one["value"]) == (None, None)
+    assert (two["key"], two["value"]) == ("", "")
+
+
+async def test_headers_that_repeat_are_a_list_and_bytes_that_are_no_text_are_base64():
+    headers = [("a", b"1"), ("b", b"\xff"), ("a", None), ("a", b"3"), ("c", None)]
+    (one,) = await written(writer(), record(b"k", b"v", *headers))
+    assert one["headers"] == {"a": ["1", None, "3"], "b": {"base64": "/w=="}, "c": None}
+
+
+async def test_ids_are_those_of_the_record_or_made_of_its_place():
+    brings = record(b"k", b"v", ("x-correlation-id", b"c"), ("X-Traceability-Id", b"t"))
+    (one,) = await written(writer(), brings)
+    assert (one["correlationId"], one["traceabilityId"]) == ("c", "t")
+    (first,) = await written(writer(), record(b"k", b"v"))
+    (again,) = await written(writer(), record(b"k", b"v"))
+    assert first["correlationId"] == again["correlationId"]
+    other = record(b"k", b"v")._replace(offset=8)
+    assert ids_of(other)[0] != first["correlationId"]
+
+
+async def test_what_cannot_be_read_is_left_out_and_said():
+    said = await writer(valueFormat="json").write(
+        [record(b"a", b"1"), record(b"b", b"{"), record(b"\xff", b"2"), record(b"d", b"3")]
+    )
+    assert [each["key"] for each in orjson.loads(said.body)] == ["a", "d"]
+    assert [each.key for each in said.sent] == [b"a", b"d"]
+    assert "not JSON" in said.unreadable[1]
+    assert "not UTF-8" in said.unreadable[2]
