@@ -177,7 +177,7 @@ class Lines(Response):
     def _parsed(self, line: bytes, number: int, records: list[Any]) -> dict[str, Any] | None:
         try:
             record = orjson.loads(line)
-            self._producers.orders.check([record], lambda index: "record")
+            self._producers.record.check(record, "record")
         except orjson.JSONDecodeError as exc:
             return {"errorCode": WRONG, "error": f"line {number}: is not JSON: {exc}"}
         except Refusal as exc:

@@ -8,13 +8,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
 from gateway.sidecar.docs import render
-from gateway.sidecar.order import Orders
 from gateway.sidecar.spec import DIRECTORY, METHODS, Spec
 from gateway.sidecar.status import Refusal
 
@@ -141,29 +138,6 @@ def test_parameters_are_typed_and_a_slip_of_the_finger_is_told():
         with pytest.raises(Refusal) as refused:
             EVERY["postData"].parameters(request(query, topic="t"))
         assert str(refused.value).startswith(said)
-
-
-SMALL = st.none() | st.integers(-2, 2**33) | st.text(max_size=3) | st.booleans()
-RECORD = st.dictionaries(
-    st.sampled_from(["key", "value", "partition", "timestamp", "headers", "x"]),
-    SMALL | st.dictionaries(st.text(max_size=3), SMALL | st.lists(SMALL, max_size=2), max_size=2),
-    max_size=5,
-)
-WHOLE = jsonschema.Draft202012Validator(
-    {"$ref": "#/components/schemas/ProduceRecord", "components": SERVED["components"]}
-)
-
-
-@given(RECORD)
-@settings(deadline=None, max_examples=300)
-def test_the_short_way_of_checking_a_record_says_what_the_schema_says(record: dict[str, Any]):
-    orders: Any = Orders(None, EVERY.validator("ProduceRecord"))  # type: ignore[arg-type]
-    try:
-        orders.check([record])
-        good = True
-    except Refusal:
-        good = False
-    assert good == WHOLE.is_valid(record)
 
 
 def test_the_page_has_every_operation_and_no_script():
