@@ -17,7 +17,7 @@ import pytest
 from ruamel.yaml import YAML
 from support.browser import browser
 from support.clients.raw import RawClient
-from support.gateways import Gateway, config_for, running_gateway
+from support.gateways import Gateway, running_gateway
 from support.records import Sent, produce
 from support.sse import Event, parse
 from typer.testing import CliRunner
@@ -255,17 +255,6 @@ def test_options_named_in_running_text_exist():
     for name in ("cache", "history", "heartbeat", "memory", "bootstrap"):
         assert f"`{name}" in README
         assert name in known
-
-
-def test_what_is_said_to_be_refused_is_refused(tmp_path: Path):
-    config = config_for("a:9092", ["orders"])
-    config["catalogs"] = {"r": {"type": "schema-registry", "url": "https://a"}}
-    config["kafka"]["topics"][0]["value"] = {"model": "avro", "catalog": "r"}
-    file = tmp_path / "gateway.yaml"
-    file.write_text(json.dumps(config))  # JSON is YAML
-    answer = CliRunner().invoke(app, ["run", "-c", str(file)], prog_name="gateway")
-    assert answer.exit_code == 78
-    assert "not served by this version; remove it" in answer.stderr
 
 
 # The capture

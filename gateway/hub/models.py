@@ -75,7 +75,7 @@ class Models:
             if value is not None and settings.value.decodes:
                 value = await self._model(settings.value, is_key=False).written(topic, value)
         except FormatError as exc:
-            raise RequestError(400, "Not of the topic's model", str(exc)) from None
+            raise RequestError(400, "Not of the model", str(exc)) from None
         except RegistryUnavailable as exc:
             after = exc.retry_after
             raise RequestError(503, "Registry away", f"{exc}", retry_after=after) from None

@@ -134,6 +134,23 @@ CASES = {
     "no servers": ("kafka: {servers: §[]}\n", "[localhost:9092] embedded"),
     "registry without scheme": (KAFKA + "catalogs: {r: {type: schema-registry, url: §'r:8081'}}\n",
                                 "URL http://localhost:8081"),
+    "one registry of several without scheme": (
+        KAFKA + "catalogs: {r: {type: schema-registry, url: ['http://a', §'r:8081']}}\n",
+        "URL http://localhost:8081",
+    ),
+    "a token beside a password": (
+        KAFKA + "catalogs: {r: {type: schema-registry, url: 'http://a', username: u, password: p, "
+        "§token: t}}\n",
+        "'token' excludes 'username'",
+    ),
+    "onInvalid of what is passed on": (
+        "kafka: {servers: [a:1], topics: [{name: t, value: {model: json, §onInvalid: skip}}]}\n",
+        "model json is passed on remove onInvalid",
+    ),
+    "a partitioner of keys that are shown as something else": (
+        "kafka: {servers: [a:1], topics: [{name: t, key: {model: long}, partitioner: §murmur2}]}\n",
+        "partitions hold keys as they are written",
+    ),
     "credentials in a URL": (
         KAFKA + "catalogs: {r: {type: schema-registry, url: §'http://u:hunter2@r'}}\n",
         "credentials username password",
