@@ -239,9 +239,11 @@ class Lane:
 
     def carries(self, tps: Collection[TopicPartition]) -> bool:
         """Something of theirs is not settled."""
-        first = self._portions[0] if self._portions else None
-        gone = first.dropped if first is not None else set()
-        return any(each.tp in tps and each.tp not in gone for each in self._all())
+        return any(each.tp in tps for each in self._all())
+
+    def first(self, tp: TopicPartition) -> int | None:
+        """The first offset of its that is not settled; None where all is."""
+        return next((each.offset for each in self._all() if each.tp == tp), None)
 
     def drop(self, tps: Collection[TopicPartition]) -> None:
         """They are gone: nothing of theirs is settled any more, whatever is answered."""
@@ -263,7 +265,9 @@ class Lane:
         return self._busy or self._portions[0].stage is _Stage.BURY
 
     def _all(self) -> Iterable[Record]:
-        yield from (record for portion in self._portions for record in portion.records)
+        """What is to be settled yet, of each partition in its order."""
+        for portion in self._portions:
+            yield from (each for each in portion.records if each.tp not in portion.dropped)
         yield from self._queue
 
     def _forget(self, tps: Collection[TopicPartition], kept: _Portion | None) -> None:

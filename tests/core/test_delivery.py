@@ -272,6 +272,19 @@ def test_a_record_on_its_way_to_the_dead_letters_gets_there_before_its_partition
     assert settled is not None and settled.points == {A: 4}
 
 
+def test_a_lane_tells_the_first_offset_that_is_not_settled():
+    made = lane([*run_of(A, 2, 5), *run_of(B, 2, 9)], records=3)
+    assert (made.first(A), made.first(B)) == (5, 9)
+    step = made.next(0.0)
+    assert (made.first(A), made.first(B)) == (5, 9)
+    made.answered(all_good(step), 0.0)
+    assert (made.first(A), made.first(B)) == (None, 10)
+    made.next(0.0)
+    made.drop([B])
+    made.put(run_of(B, 1, 40))
+    assert made.first(B) == 40, "what is under way is another's"
+
+
 def test_nothing_of_a_lost_partition_is_settled_whatever_is_answered():
     made = lane([*run_of(A, 2), *run_of(B, 1)])
     step = made.next(0.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -159,6 +160,34 @@ async def test_a_sidecar_that_is_ended_finishes_its_batch_commits_and_leaves(wor
         await world.settled(20)  # long before a session would be over: 45 s
     world.check_order()
     assert world.repeated() == 0
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+async def test_a_member_that_was_thought_gone_commits_nothing_of_what_is_anothers(
+    world: World, protocol: str
+):
+    """Frozen for longer than its session, amid a batch."""
+    group = settings(world.backend, world.topic, **(SESSION | {"groupProtocol": protocol}))
+    world.write(60)
+    world.backend.order(delay=1.0)
+    async with sidecar(world, group) as frozen:
+        await until_under_way(frozen, group)
+        frozen.signal(signal.SIGSTOP)
+        world.backend.order()
+        async with _member(world, group) as other:
+            await _shared([other], group)
+            world.write(60)
+            await world.settled()
+            async with asyncio.timeout(60):
+                while (await other.get(f"/reactive/{group['group']}")).json()["lag"]:
+                    await asyncio.sleep(0.05)
+            assert await world.committed(group["group"]) == 120
+            frozen.signal(signal.SIGCONT)
+            await until(lambda: "lost" in frozen.log, "its loss", 60)
+            await _shared([other, (http := browsing(frozen))], group)
+            await http.aclose()
+            assert await world.committed(group["group"]) == 120
+    world.check_order()
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])

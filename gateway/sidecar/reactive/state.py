@@ -70,8 +70,9 @@ def _partition(
 ) -> dict[str, Any]:
     committed, end = group.points.committed(tp), ends.get(tp)
     position = group.consumer.position(tp) if group.consumer is not None else None
-    reached = committed if committed is not None else position
     runner = group.runner_of(tp)
+    first = runner.lane.first(tp) if runner is not None else None
+    reached = position if first is None else first
     return {
         "topic": tp.topic,
         "partition": tp.partition,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -14,6 +16,17 @@ from support.brokers import Broker
 from support.reactive import World, numbers, settings
 from support.sidecars import ready, running_sidecar
 from support.until import until
+
+GUARDS = {
+    "users": {
+        "type": "inline",
+        "credentials": {"headers": {"authorization": "Bearer {credentials}"}},
+        "users": {
+            "ada": {"token": "of-ada", "roles": ["admin"]},
+            "bob": {"token": "of-bob", "roles": ["kafka:r"]},
+        },
+    }
+}
 
 
 @pytest.fixture
@@ -43,6 +56,21 @@ async def until_state(http: httpx.AsyncClient, group: dict[str, Any], **wanted: 
             said = await state(http, group)
             if all(said[name] == value for name, value in wanted.items()):
                 return
+            await asyncio.sleep(0.05)
+
+
+async def until_lane(http: httpx.AsyncClient, group: dict[str, Any], **wanted: Any) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            said = (await state(http, group))["lanes"]
+            if any(all(lane[name] == value for name, value in wanted.items()) for lane in said):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def until_owner(http: httpx.AsyncClient, group: dict[str, Any]) -> None:
+    async with asyncio.timeout(60):
+        while not (await state(http, group))["partitions"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
 
@@ -257,6 +285,61 @@ async def test_ends_of_transactions_are_caught_up_with(world: World, oracle: Any
                 await transaction.send(world.topic, 1)
             await transaction.commit()
         await until_state(http, group, lag=0, processed=5)
+
+
+async def test_a_batch_that_is_not_answered_in_time_holds_up_a_rebalance_only_so_long(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    """It is abandoned: nothing of it is committed, and who has its partitions gets it again."""
+    group = settings(world.backend, world.topic, revokeTimeout="300ms")
+    group["backend"]["timeout"] = "60s"
+    world.write(60)
+    world.backend.order(delay=3600)
+    async with sidecar(world, group) as first:
+        await until_lane(first, group, underWay=True)
+        world.backend.order()
+        async with sidecar(world, group) as second:
+            await until(lambda: "is abandoned: revoked" in caplog.text, "the revocation", 60)
+            await until_owner(second, group)
+            await until_state(second, group, lag=0)
+            assert (await state(second, group))["processed"] > 0
+            world.backend.kill()  # which the first one's request is still open to
+            await world.backend.start()
+            await world.settled()
+            await until_state(first, group, lag=0)
+    assert await world.committed(group["group"]) == 60
+    assert world.repeated() == 0
+    world.check_order()
+
+
+async def test_topics_are_found_by_a_pattern_and_what_became_of_records_is_audited(
+    world: World, tmp_path: Path
+):
+    world.backend.order(fail=10)
+    group = settings(world.backend, world.topic, topics=[], pattern=f"{world.topic}|nothing-.*")
+    world.write(20)
+    file = tmp_path / "audit.log"
+    async with sidecar(world, group, audit={"to": "log", "file": str(file)}) as http:
+        await until_state(http, group, lag=0, processed=18, deadLetters=2)
+        await until(lambda: file.exists() and file.read_text().count("\n") == 20, "audit", 60)
+    audited = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {each["auditType"] for each in audited} == {"REACTIVE_CONSUMER"}
+    failed = [each for each in audited if each.get("stacktrace")]
+    assert len(failed) == 2
+    assert all(len(each["correlationId"]) == 36 for each in audited)
+
+
+async def test_who_may_see_a_group_may_not_pause_it(world: World):
+    group = settings(world.backend, world.topic)
+    path = f"/reactive/{group['group']}"
+    config = {"guarded": {"users": []}, "reactive": {"groups": group}}
+    async with running_sidecar(world.kafka.bootstrap, guards=GUARDS, **config) as http:
+        reader = {"Authorization": "Bearer of-bob"}
+        admin = {"Authorization": "Bearer of-ada"}
+        assert (await http.get(path)).status_code == 401
+        assert (await http.get(path, headers=reader)).status_code == 200
+        assert (await http.post(f"{path}/pause", headers=reader)).status_code == 403
+        assert (await http.post(f"{path}/pause", headers=admin)).status_code == 200
 
 
 async def test_what_a_group_does_is_measured(world: World):
