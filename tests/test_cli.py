@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 import gateway
 from gateway import cli
+from gateway.cli.beside import sidecar
 from gateway.config import loads
 from gateway.errors import ConfigError, GatewayError, KafkaError
 
@@ -186,7 +187,7 @@ def test_run_serves_what_was_loaded(room, config):
     assert result.exit_code == 0
     ((settings,), options), = serve  # fmt: skip
     assert settings == ("settings of", config) == options.pop("load")()
-    assert options == {"debug": {"kafka", "hub"}}
+    assert options == {"debug": {"kafka", "hub"}, "beside": sidecar}
 
 
 @pytest.mark.parametrize(("status", "arguments"), [(0, ["--workers", "3"]), (1, [])])

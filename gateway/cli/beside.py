@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gateway.config import Route, Settings
 from gateway.errors import NotGranted
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from gateway.api.gateway import Gateway
+    from gateway.config import Settings
     from gateway.sidecar.app import Sidecar
     from gateway.web.access.guards import Guards
 
@@ -37,6 +37,8 @@ class Scoped:
     """Asks the guards of `sidecar.guarded`: one of them must grant the scope, as a role."""
 
     def __init__(self, guards: Guards, settings: Settings) -> None:
+        from gateway.config import Route
+
         assert settings.sidecar is not None
         self._guards = guards
         self._route = Route.model_validate(
