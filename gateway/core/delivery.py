@@ -15,108 +15,13 @@ Sans-I/O: time is an argument, in seconds of any monotonic clock. The shell's pa
 
 from __future__ import annotations
 
-import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import NamedTuple, TypeAlias
 
+from .batch import Bury, Dead, Portion, Probe, Rules, Send, Settled, Stage, Step, Wait, size_of
 from .record import Record, TopicPartition
 from .verdict import Answered, Away, Item, Suspect, Verdict
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """records, bytes (of keys and values): the most of a batch; a larger record goes alone.
-
-    retries:      of a suspect batch, and of one rolled back.
-    threshold:    percent of failed records by which a batch is rolled back, that is tried again
-                  as a whole; None for never. At most `retries` times: for ever would be what one
-                  bad record in a batch of three makes of 30 percent.
-    dead_letters: False: a record that fails is tried again for ever.
-    first, ceiling: of the delays between tries, seconds. draw: from [0, 1).
-    """
-
-    records: int = 100
-    bytes: int = 204_800
-    retries: int = 3
-    threshold: float | None = 30.0
-    dead_letters: bool = True
-    first: float = 1.0
-    ceiling: float = 30.0
-    draw: Callable[[], float] = random.random
-
-
-class Dead(NamedTuple):
-    """A record that is given up, and why."""
-
-    record: Record
-    reason: str
-
-
-class Send(NamedTuple):
-    """To the back end. attempt: how often it went before."""
-
-    records: Sequence[Record]
-    attempt: int
-
-
-class Probe(NamedTuple):
-    """Ask the back end whether it is well."""
-
-    reason: str
-
-
-class Bury(NamedTuple):
-    """To the dead letters."""
-
-    dead: Sequence[Dead]
-
-
-class Wait(NamedTuple):
-    until: float
-
-
-Step: TypeAlias = Send | Probe | Bury | Wait
-
-
-class Settled(NamedTuple):
-    """Done with. points: what may be committed by it, the next offset of each partition."""
-
-    processed: Sequence[Record]
-    dead: Sequence[Dead]
-    points: dict[TopicPartition, int]
-
-
-class _Stage(Enum):
-    SEND = "send"
-    PROBE = "probe"
-    BURY = "bury"
-
-
-@dataclass(slots=True, eq=False)
-class _Portion:
-    """What is sent together. dropped: partitions that went while it was under way."""
-
-    records: list[Record]
-    attempts: int = 0
-    sent: int = 0
-    late: int = 0
-    stage: _Stage = _Stage.SEND
-    why: str = ""
-    dead: list[Dead] = field(default_factory=list)
-    unburied: list[Dead] = field(default_factory=list)
-    dropped: set[TopicPartition] = field(default_factory=set)
-
-    def forget(self, tps: Collection[TopicPartition]) -> None:
-        self.records = [each for each in self.records if each.tp not in tps]
-        self.dead = [each for each in self.dead if each.record.tp not in tps]
-        self.unburied = [each for each in self.unburied if each.record.tp not in tps]
-
-    def bury(self, dead: Iterable[Dead]) -> None:
-        self.stage, self.dead = _Stage.BURY, list(dead)
-        self.unburied = self.dead
 
 
 @dataclass(slots=True)
@@ -132,7 +37,7 @@ class Lane:
     since: float = 0.0
     _queue: deque[Record] = field(default_factory=deque)
     _bytes: int = 0
-    _portions: deque[_Portion] = field(default_factory=deque)
+    _portions: deque[Portion] = field(default_factory=deque)
     _busy: bool = False
     _until: float = 0.0
     _failures: int = 0  # in a row, of the back end or of the dead letters
@@ -169,20 +74,20 @@ class Lane:
         if not self._portions and not self.held:
             self._cut()
         portion = self._portions[0] if self._portions else None
-        if portion is None or (self.held and portion.stage is _Stage.SEND):
+        if portion is None or (self.held and portion.stage is Stage.SEND):
             return None
         self._busy = True
         return self._step(portion)
 
     @staticmethod
-    def _step(portion: _Portion) -> Step:
+    def _step(portion: Portion) -> Step:
         match portion.stage:
-            case _Stage.SEND:
+            case Stage.SEND:
                 portion.sent += 1
                 return Send(portion.records, portion.sent - 1)
-            case _Stage.PROBE:
+            case Stage.PROBE:
                 return Probe(portion.why)
-            case _Stage.BURY:
+            case Stage.BURY:
                 return Bury(portion.unburied)
 
     # what came of it
@@ -212,7 +117,7 @@ class Lane:
         elif well and self.rules.dead_letters:
             portion.bury(Dead(record, portion.why) for record in portion.records)
         else:
-            portion.stage = _Stage.SEND
+            portion.stage = Stage.SEND
             reason = portion.why if well else f"{portion.why}; no dead letter: {why}"
             self._again(portion, reason, now)
 
@@ -262,7 +167,7 @@ class Lane:
 
     @property
     def _under_way(self) -> bool:
-        return self._busy or self._portions[0].stage is _Stage.BURY
+        return self._busy or self._portions[0].stage is Stage.BURY
 
     def _all(self) -> Iterable[Record]:
         """What is to be settled yet, of each partition in its order."""
@@ -270,7 +175,7 @@ class Lane:
             yield from (each for each in portion.records if each.tp not in portion.dropped)
         yield from self._queue
 
-    def _forget(self, tps: Collection[TopicPartition], kept: _Portion | None) -> None:
+    def _forget(self, tps: Collection[TopicPartition], kept: Portion | None) -> None:
         self._queue = deque(each for each in self._queue if each.tp not in tps)
         self._bytes = sum(map(size_of, self._queue))
         first = self._portions[0] if self._portions else None
@@ -294,9 +199,9 @@ class Lane:
             self._bytes -= size
             room -= size
         if records:
-            self._portions.append(_Portion(records))
+            self._portions.append(Portion(records))
 
-    def _back(self) -> _Portion:
+    def _back(self) -> Portion:
         assert self._busy, "tell only of what is under way"
         self._busy = False
         portion = self._portions[0]
@@ -305,7 +210,7 @@ class Lane:
         return portion
 
     def _judged(
-        self, portion: _Portion, pairs: Sequence[tuple[Record, Item]], now: float
+        self, portion: Portion, pairs: Sequence[tuple[Record, Item]], now: float
     ) -> Settled | None:
         failed = [(record, item) for record, item in pairs if not item.processed]
         curable = sum(not item.hopeless for _, item in failed)
@@ -323,7 +228,7 @@ class Lane:
         portion.bury(Dead(record, item.reason) for record, item in failed)
         return None
 
-    def _rolls_back(self, portion: _Portion, curable: int, of: int) -> bool:
+    def _rolls_back(self, portion: Portion, curable: int, of: int) -> bool:
         rules = self.rules
         if not rules.dead_letters:
             return True
@@ -331,14 +236,14 @@ class Lane:
             return False
         return curable * 100 >= rules.threshold * of
 
-    def _away(self, portion: _Portion, away: Away, now: float) -> None:
+    def _away(self, portion: Portion, away: Away, now: float) -> None:
         portion.late += away.late
         if portion.late > self.rules.retries and len(portion.records) > 1:
             self._most = (len(portion.records) + 1) // 2
             portion = self._halve(portion)
         self._again(portion, away.reason, now, least=away.retry_after)
 
-    def _suspect(self, portion: _Portion, suspect: Suspect, now: float) -> None:
+    def _suspect(self, portion: Portion, suspect: Suspect, now: float) -> None:
         portion.attempts += 1
         portion.why = suspect.reason
         if portion.attempts <= self.rules.retries and not suspect.too_large:
@@ -348,15 +253,15 @@ class Lane:
         if len(portion.records) > 1:
             self._forsake(self._halve(portion))
         else:
-            portion.stage = _Stage.PROBE
+            portion.stage = Stage.PROBE
             self._forsake(portion)
 
-    def _halve(self, portion: _Portion) -> _Portion:
+    def _halve(self, portion: Portion) -> Portion:
         """Each half counts as tried as often: the next time that it fails it is halved, too."""
         self._portions.popleft()
         middle = (len(portion.records) + 1) // 2
         halves = [
-            _Portion(records, portion.attempts, portion.sent, portion.late)
+            Portion(records, portion.attempts, portion.sent, portion.late)
             for records in (portion.records[:middle], portion.records[middle:])
         ]
         self._portions.extendleft(reversed(halves))
@@ -364,7 +269,7 @@ class Lane:
 
     def _again(
         self,
-        portion: _Portion,
+        portion: Portion,
         reason: str,
         now: float,
         attempts: int = 0,
@@ -386,20 +291,15 @@ class Lane:
             self.since = now
         self.trouble = reason
 
-    def _forsake(self, portion: _Portion) -> None:
+    def _forsake(self, portion: Portion) -> None:
         """What is to be given up is not tried another time."""
-        if portion.stage is not _Stage.BURY and self._leaving:
+        if portion.stage is not Stage.BURY and self._leaving:
             self._forget(frozenset(self._leaving), None)
 
-    def _settle(self, portion: _Portion) -> Settled:
+    def _settle(self, portion: Portion) -> Settled:
         self._portions.popleft()
         self._failures, self.trouble, self._until = 0, "", 0.0
         points = {record.tp: record.next for record in portion.records}
         dead = {id(each.record) for each in portion.dead}
         processed = [record for record in portion.records if id(record) not in dead]
         return Settled(processed, portion.dead, points)
-
-
-def size_of(record: Record) -> int:
-    """Bytes of its key and value."""
-    return len(record.key or b"") + len(record.value or b"")

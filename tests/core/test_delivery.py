@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.delivery import Bury, Dead, Lane, Probe, Rules, Send, Settled, Step, Wait
+from gateway.core.batch import Bury, Dead, Probe, Rules, Send, Settled, Step, Wait
+from gateway.core.delivery import Lane
 from gateway.core.record import Record, TopicPartition
 from gateway.core.verdict import Answered, Away, Item, Suspect, Verdict
 

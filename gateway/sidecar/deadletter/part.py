@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Route
 
 from ...config.sidecar import Consumer as ConsumerSettings
 from ...config.sidecar import Group
-from ...core.delivery import Dead
+from ...core.batch import Dead
 from ...core.record import Record, TopicPartition
 from ...core.verdict import UNEXPLAINED
 from ...errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic

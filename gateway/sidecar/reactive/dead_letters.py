@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...core.delivery import Dead
+from ...core.batch import Dead
 from ...core.record import TopicPartition
 from ...errors import GatewayError, KafkaError, PartitionFailed, UnknownTopic
 from ...kafka.messages import TopicAnswer

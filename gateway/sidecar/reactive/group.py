@@ -15,12 +15,12 @@ from collections.abc import Collection, Mapping
 import httpx
 
 from ...config.sidecar import Group as Settings
-from ...core.delivery import Rules, Settled
+from ...core.batch import Rules, Settled
 from ...core.record import TopicPartition
 from ...errors import KafkaError, NotOwned
 from ...kafka.consumer import GroupConsumer
 from ...telemetry.histogram import Histogram
-from ..context import Context
+from ..context import Context, Unaudited
 from .backend import BackEnd
 from .dead_letters import DeadLetters
 from .points import Points
@@ -162,6 +162,8 @@ class ReactiveGroup:
 
     def _settled(self, settled: Settled) -> None:
         audit = self._context.audit
+        if isinstance(audit, Unaudited):
+            return
         outcomes = [(record, None) for record in settled.processed]
         for record, error in [*outcomes, *((each.record, each.reason) for each in settled.dead)]:
             correlation, traceability = ids_of(record)

@@ -8,7 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from ...core.delivery import Bury, Dead, Lane, Probe, Rules, Send, Settled, Wait
+from ...core.batch import Bury, Dead, Probe, Rules, Send, Settled, Wait
+from ...core.delivery import Lane
 from ...core.record import TopicPartition
 from ...core.verdict import Answered, Away, Item, Verdict
 from ...errors import RegistryUnavailable

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import httpx
 
 from ...config.sidecar import Group
-from ...core.delivery import Rules
-from ...core.delivery import Settled as Portion
+from ...core.batch import Rules
+from ...core.batch import Settled as Portion
 from ...core.record import Record, TopicPartition
 from ...core.verdict import Verdict
 from ..context import Context
