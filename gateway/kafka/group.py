@@ -127,6 +127,7 @@ class Group:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._task = self._work = None  # their frames point back here
         self._unlisten()
         for topic in self._kept:
             self._cluster.metadata.let_go(topic)

@@ -114,7 +114,8 @@ class Metadata:
     def listen(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` with every change, in the loop; calling the result ends that."""
         self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener)
+        held = [listener]  # let go with the call: who keeps the result is mostly the listener
+        return lambda: self._listeners.remove(held.pop())
 
     def watch(self, topic: str, described: TopicAnswer | None = None) -> None:
         """Keep a topic up to date; its first answer comes soon, as a change.
