@@ -170,6 +170,7 @@ class Consumers:
         group = request.path_params["group"]
         identity = await self._context.scope(request, WRITE, (), group)
         try:
+            self._context.spec["createConsumerInstanceInGroup"].parameters(request)
             body = await self._body(request, dialect, "createConsumerInstanceInGroup")
             wishes = Wishes.of(body or {}, self._settings)
         except Refusal as exc:

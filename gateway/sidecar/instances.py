@@ -24,6 +24,7 @@ from .wishes import Wishes
 log = logging.getLogger(__name__)
 
 REMEMBERED = 1000  # instances that are gone
+ENDING = 32  # at once: a coordinator takes one member's leave after the other, 10 ms each
 NOT_FOUND = "INSTANCE_NOT_FOUND"
 
 
@@ -48,6 +49,7 @@ class Instances:
         self._used: dict[Key, float] = {}
         self._gone: OrderedDict[Key, str] = OrderedDict()
         self._tasks: set[asyncio.Future[None]] = set()
+        self._ending = asyncio.Semaphore(ENDING)
 
     def __len__(self) -> int:
         return len(self._alive)
@@ -98,15 +100,23 @@ class Instances:
     async def remove(self, instance: Instance, why: str = "deleted") -> None:
         """Its group is left. why: deleted, expired, closed; after the first, what was returned
         counts as done."""
+        if self._take(instance, why):
+            await self._end(instance, why)
+
+    def _take(self, instance: Instance, why: str) -> bool:
+        """Nobody finds it from here on. False: it is gone already."""
         key = Key(instance.group, instance.name)
         if self._alive.get(key) is not instance:
-            return
+            return False
         del self._alive[key], self._used[key]
         self._gone[key] = why
         while len(self._gone) > REMEMBERED:
             self._gone.popitem(last=False)
         self.ended[why] += 1
-        async with instance.turn():
+        return True
+
+    async def _end(self, instance: Instance, why: str) -> None:
+        async with self._ending, instance.turn():
             instance.ended = True
             await instance.unsubscribe(commit=why == "deleted")
 
@@ -117,9 +127,9 @@ class Instances:
                 wait = self._expire()
                 await asyncio.sleep(wait)
         finally:
-            async with asyncio.TaskGroup() as group:
-                for instance in list(self._alive.values()):
-                    group.create_task(self._end(instance, "closed"))
+            for instance in list(self._alive.values()):
+                self._leave(instance, "closed")
+            await asyncio.gather(*self._tasks)
 
     def _expire(self) -> float:
         """Seconds until the next one may."""
@@ -132,17 +142,19 @@ class Instances:
                 self._touch(key)
             else:
                 log.info("group %s: instance %s was not asked any more", *key)
-                self._ending(instance)
+                self._leave(instance, "expired")
         return self._settings.instance_timeout
 
-    def _ending(self, instance: Instance) -> None:
-        task = asyncio.ensure_future(self._end(instance, "expired"))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _leave(self, instance: Instance, why: str) -> None:
+        """Beside whoever asks for that."""
+        if self._take(instance, why):
+            task = asyncio.ensure_future(self._left(instance, why))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
-    async def _end(self, instance: Instance, why: str) -> None:
+    async def _left(self, instance: Instance, why: str) -> None:
         try:
-            await self.remove(instance, why)
+            await self._end(instance, why)
         except Exception:
             log.exception("group %s: instance %s did not end well", instance.group, instance.name)
 

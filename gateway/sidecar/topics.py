@@ -11,9 +11,13 @@ from ..kafka.messages import PartitionAnswer, TopicAnswer
 from .context import Context
 from .status import Refusal
 
+LONGEST = 249  # characters of a topic's name, by Kafka
+
 
 async def described(context: Context, name: str) -> TopicAnswer:
     """As `Context.topic`, of a topic that need not be watched. Raises as that."""
+    if len(name) > LONGEST:
+        raise UnknownTopic(f"{name[:40]}.. is no topic; correct its name", topic=name[:40])
     known = context.cluster.topic(name)
     if known is not None and known.partitions and not known.error:
         return known
