@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..config.expression import nearest
-from ..config.sidecar import Group, Sidecar
+from ..config.sidecar import DeadLetter, Group, Sidecar
 from .status import Refusal
 
 
@@ -23,3 +23,12 @@ def group_named(section: Sidecar, name: str | None) -> Group:
         what = f"no group {name[:80]} is configured; {nearest(name, list(groups), 'add it')}"
         raise Refusal(400, what, code="UNKNOWN_GROUP")
     return groups[name]
+
+
+def ext_of(section: Sidecar, group: str | None) -> str:
+    """What topics of dead letters end in: those of a group, or in general."""
+    configured = () if section.reactive is None else section.reactive.groups
+    for each in configured:
+        if each.group == group:
+            return each.dead_letter_topic_ext
+    return (section.dead_letter or DeadLetter()).topic_ext

@@ -62,13 +62,14 @@ def list_(config: File, group: Group = None, as_json: AsJson = False) -> None:
 
 
 async def _list(config: Path, group: str | None, as_json: bool) -> None:
+    from gateway.sidecar.backends import ext_of
     from gateway.sidecar.deadletter.census import census
 
-    from .opened import ext_of, opened
+    from .opened import opened
     from .shown import count_json, table
 
     async with opened(config) as context:
-        ext = ext_of(context)
+        ext = ext_of(context.section, group)
         names = sorted(each for each in await context.cluster.topics() if each.endswith(ext))
         counts = []
         for name in names:

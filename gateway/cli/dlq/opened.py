@@ -57,19 +57,14 @@ async def _reached(cluster: Cluster) -> None:
         raise BrokerUnavailable(f"no broker of {servers} answers; check kafka.servers") from None
 
 
-def ext_of(context: Context) -> str:
-    """What the topics of dead letters end in."""
-    settings = context.section.dead_letter
-    return settings.topic_ext if settings is not None else ".dlq"
-
-
 async def queue_of(context: Context, topic: str, group: str | None) -> Queue:
     """The dead letters of a topic, which may be given by their own name. group: None: the only one
     that has some there. Raises UnknownTopic; GatewayError where there are several groups."""
+    from gateway.sidecar.backends import ext_of
     from gateway.sidecar.deadletter.census import census
     from gateway.sidecar.deadletter.queue import Queue
 
-    ext = ext_of(context)
+    ext = ext_of(context.section, group)
     name = topic if topic.endswith(ext) else f"{topic}{ext}"
     try:
         await context.topic(name)

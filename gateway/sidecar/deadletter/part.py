@@ -30,7 +30,7 @@ from ...formats.codec import Format
 from ...kafka.piece import piece
 from ...telemetry import catalog
 from ...telemetry.figures import Figures
-from ..backends import group_named
+from ..backends import ext_of, group_named
 from ..body import read
 from ..context import Context
 from ..reactive.backend import BackEnd
@@ -53,10 +53,7 @@ class DeadLetterQueues:
     """See the module, and `part.Part`."""
 
     def __init__(self, context: Context) -> None:
-        settings = context.section.dead_letter
-        assert settings is not None
         self._context = context
-        self._ext = settings.topic_ext
         self._outcomes: Counter[str] = Counter()
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
         # to a back end in the same pod, past any proxy
@@ -183,7 +180,7 @@ class DeadLetterQueues:
         await self._context.scope(request, WRITE, topics, group)
         for topic in topics:
             await self._context.topic(topic)
-        letters = _HandedIn(self._context, group, self._ext)
+        letters = _HandedIn(self._context, group, ext_of(self._context.section, group))
         dead = [
             letters.dead(await self._record(each, place), each) for place, each in enumerate(items)
         ]
@@ -245,9 +242,10 @@ class DeadLetterQueues:
 
     async def _queue(self, request: Request, group: str, topic: str) -> Queue:
         """topic: of the records, or of their dead letters. Raises UnknownTopic."""
-        origin = topic.removesuffix(self._ext) if topic != self._ext else topic
+        ext = ext_of(self._context.section, group)
+        origin = topic.removesuffix(ext) or topic
         await self._context.scope(request, READ, [origin], group)
-        name = origin + self._ext
+        name = origin + ext
         try:
             await self._context.topic(name)
         except UnknownTopic:
@@ -255,7 +253,7 @@ class DeadLetterQueues:
                 what = f"{origin} has no dead letters; {name} is made with the first of them"
                 raise UnknownTopic(what, topic=name) from None
             raise
-        return Queue(self._context.cluster, name, group, self._ext)
+        return Queue(self._context.cluster, name, group, ext)
 
     @staticmethod
     async def _body(request: Request) -> tuple[bytes, str | None]:

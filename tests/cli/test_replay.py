@@ -1,0 +1,53 @@
+"""`gateway replay` asks a sidecar that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+
+from support.letters import committed
+from support.sidecars import ready, running_sidecar
+
+
+async def replay(*arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "gateway", "replay", *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, err = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_one_is_started_awaited_listed_and_too_late_to_be_cancelled(kafka):
+    source, target = kafka.topic(), kafka.topic()
+    section = {"topic": f"replays-{random.getrandbits(40):x}"}
+    async with running_sidecar(kafka.bootstrap, replay=section, producer={}) as http:
+        await ready(http)
+        records = [{"value": "YQ=="}] * 5
+        written = await http.post(f"/producers/{source}", json={"records": records})
+        assert written.status_code == 200, written.text
+        url = str(http.base_url)
+        code, out, err = await replay(
+            "start", source, "--to-topic", target, "--partition", "0", "--from", "2", "--wait",
+            "--url", url,
+        )  # fmt: skip
+        assert code == 0, err
+        id = out.strip()
+        assert f"{id}  done  {source} to {target}  100%  3 records" in err
+        listed = await replay("list", "--url", url)
+        assert listed[1].startswith(f"{id}  done")
+        shown = await replay("show", id, "--url", url)
+        assert json.loads(shown[1])["delivery"] == "exactly-once"
+        code, _, err = await replay("cancel", id, "--url", url)
+        assert (code, "is done already" in err) == (1, True)
+    assert [each.value() for each in committed(kafka, target)] == [b"a"] * 3
+
+
+async def test_a_slip_of_usage_and_a_sidecar_that_is_not_there_are_said():
+    assert (await replay("start", "orders"))[0] == 2
+    code, _, err = await replay("list", "--url", "http://127.0.0.1:1")
+    assert (code, "no sidecar answers" in err) == (1, True)
