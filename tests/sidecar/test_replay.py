@@ -271,3 +271,36 @@ async def test_a_back_end_gets_them_in_batches_and_what_fails_is_a_dead_letter(k
         assert calls[0]["records"][0]["headers"]["X-Replay-Offset"] == "50"
     letters = committed(kafka, f"{source}.dlq")
     assert [json.loads(each.value())["n"] for each in letters] == [50, 60, 70, 80, 90]
+
+
+async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
+    """What it gets twice is what was not noted yet, in order."""
+    source, count = kafka.topic(), 600
+    fill(kafka, source, count)
+    async with running_backend() as backend:
+        backend.order(delay=0.03)
+        reactive = {
+            "group": f"{source}.group",
+            "topics": [kafka.topic()],
+            "backend": {"host": backend.base_url},
+            "valueFormat": "json",
+            "maxPollRecords": 20,
+        }
+        sections = {"replay": section, "reactive": {"groups": reactive}}
+        config = config_for(kafka.servers, [], [], sidecar=sections)
+        async with (
+            running_gateway(config, command=SIDECAR) as one,
+            running_gateway(config, command=SIDECAR) as other,
+        ):
+            async with browsing(one) as http:
+                id = (await started(http, {"topic": source, "destination": "backend"}))["id"]
+            await asyncio.sleep(random.uniform(0.0, 0.6))
+            await one.kill()
+            async with browsing(other) as http:
+                await ready(http)
+                done = await over(http, id)
+        seen = [each["value"]["n"] for call in backend.calls for each in call["records"]]
+    assert done["state"] == "done"
+    assert set(seen) == set(range(count))
+    back = [at for at in range(1, len(seen)) if seen[at] <= seen[at - 1]]
+    assert len(back) <= 1, "it goes on in order, from one place"
