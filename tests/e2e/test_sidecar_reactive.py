@@ -87,7 +87,8 @@ async def test_every_record_is_processed_or_a_dead_letter_whatever_happens(
     is killed amid a batch."""
     group = settings(world.backend, world.topic, parallelism=2, maxRetries=4, **SESSION)
     group["backend"]["timeout"] = "500ms"
-    part, kills = RECORDS // 8, max(1, RECORDS // 5000)
+    kills = max(1, RECORDS // 5000)
+    part = RECORDS // (6 + kills)
     world.backend.order(fail=10)
     async with sidecar(world, group) as gateway:
         world.write(part)
