@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 from starlette.requests import Request
 
 from .status import Refusal
+from .whole import resolved, whole
 
 DIRECTORY = Path(__file__).parent / "spec"
 METHODS = ("get", "put", "post", "delete", "patch")
@@ -78,13 +79,17 @@ class Validator:
             {**schema, "components": document["components"]}
         )
         self._known = _properties(document, schema)
+        self._whole = whole(document, schema)
 
     def check(self, value: Any, place: str = "") -> None:
-        """Raises Refusal 400 that names the place, such as `records[3].partition`."""
+        """Raises Refusal 400 that names the place, such as `records[3].partition`. Afterwards an
+        integer is one, also where 1.0 was written."""
         for error in self._compiled.iter_errors(value):
             where = _place(place, error.instance_path)
             raise wrong(where, error.message)
         self.mind(value, place)
+        if self._whole is not None:
+            self._whole(value)
 
     def mind(self, value: Any, place: str = "") -> None:
         """Raises Refusal 400 for a name that is nearly another."""
@@ -102,10 +107,10 @@ class Operation:
         self, document: Mapping[str, Any], item: Mapping[str, Any], operation: Mapping[str, Any]
     ) -> None:
         given = [*item.get("parameters", ()), *operation.get("parameters", ())]
-        parameters = [_resolved(document, each) for each in given]
+        parameters = [resolved(document, each) for each in given]
         self._parameters = [(each, Validator(document, each["schema"])) for each in parameters]
         self._queries = frozenset(each["name"] for each in parameters if each["in"] == "query")
-        body = _resolved(document, operation.get("requestBody", {}))
+        body = resolved(document, operation.get("requestBody", {}))
         schema = body.get("content", {}).get("application/json", {}).get("schema")
         self.validator = None if schema is None else Validator(document, schema)
         self._required: bool = body.get("required", False)
@@ -189,18 +194,7 @@ def _place(place: str, way: Sequence[str | int]) -> str:
 
 
 def _properties(document: Mapping[str, Any], schema: Mapping[str, Any]) -> frozenset[str]:
-    return frozenset(_resolved(document, schema).get("properties", ()))
-
-
-def _resolved(document: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Any = given
-    while isinstance(found, Mapping) and "$ref" in found:
-        steps = str(found["$ref"]).removeprefix("#/").split("/")
-        found = document
-        for step in steps:
-            found = found[step.replace("~1", "/").replace("~0", "~")]
-    assert isinstance(found, Mapping)
-    return found
+    return frozenset(resolved(document, schema).get("properties", ()))
 
 
 def _read(name: str) -> dict[str, Any]:
