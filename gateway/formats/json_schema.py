@@ -15,6 +15,7 @@ import jsonschema_rs
 import orjson
 
 from ..errors import FormatError
+from .digits import Exact
 from .misfit import pointer
 
 _BASE = "json-schema:///"
@@ -39,6 +40,9 @@ class JsonSchema:
 
     def encode(self, value: Any) -> bytes:
         """Raises FormatError."""
+        if type(value) is Exact:
+            self._check(value.value)
+            return value.text
         self._check(value)
         try:
             return orjson.dumps(value)

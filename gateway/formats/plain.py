@@ -10,12 +10,15 @@ from typing import Any
 import orjson
 
 from ..errors import FormatError
+from .digits import Exact
 from .named import Format
 
 
 def plain_bytes(format: Format, value: Any) -> bytes:
     """Of a JSON value that is not null. Raises FormatError."""
     if format is Format.JSON:
+        if type(value) is Exact:
+            return value.text
         try:
             return orjson.dumps(value)
         except orjson.JSONEncodeError as exc:

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import BrokerUnavailable, GatewayError, KafkaError
+from ..formats import digits
 from ..kafka.messages import TopicAnswer
 from . import outcome
-from .order import TOO_LARGE, UNWRITTEN, WRONG, Order, Side
+from .order import TOO_LARGE, UNWRITTEN, WRONG, Order, Side, formats_of
 from .status import UNCACHED, Refusal, status_of
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Lines(Response):
         self._producers = producers
         self._topic = topic
         self._sides = sides
+        self._formats = formats_of(sides)
         self._under_way = 0
         self._room = asyncio.Event()
         self._number = 0  # of lines that were read
@@ -178,6 +180,7 @@ class Lines(Response):
         try:
             record = orjson.loads(line)
             self._producers.record.check(record, "record")
+            digits.keep(line, [record], self._formats, at=None)
         except orjson.JSONDecodeError as exc:
             return {"errorCode": WRONG, "error": f"line {number}: is not JSON: {exc}"}
         except Refusal as exc:

@@ -42,6 +42,11 @@ class Side(NamedTuple):
     schema: SchemaRef = LATEST
 
 
+def formats_of(sides: Sequence[Side]) -> Mapping[str, Format]:
+    """By the names of what they are of in a record."""
+    return {name: side.format for name, side in zip(("key", "value"), sides, strict=True)}
+
+
 @dataclass(slots=True)
 class Order:
     """The records of one request, as far as they can be written.

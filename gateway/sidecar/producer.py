@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ..errors import KafkaError
+from ..formats import digits
 from ..formats.codec import Format, SchemaRef
 from ..kafka.messages import TopicAnswer
 from ..kafka.transaction import Placed, Transactions, Write
@@ -19,7 +20,7 @@ from . import body, ndjson, outcome
 from .context import Context, Unaudited
 from .idempotency import Ledger, digest_of
 from .ids import Ids, current
-from .order import Order, Orders, Side
+from .order import Order, Orders, Side, formats_of
 from .scope import WRITE
 from .spec import wrong
 from .transacting import Transactors, offsets, others, refused, writes
@@ -64,7 +65,9 @@ class Producers:
         self.context.reachable()
         known = await self.context.topic(topic)
         ids = current()
-        order = await self.orders.of(known, wanted["records"], self.sides(topic, wanted), ids)
+        sides = self.sides(topic, wanted)
+        digits.keep(data, wanted["records"], formats_of(sides))
+        order = await self.orders.of(known, wanted["records"], sides, ids)
         if "Idempotency-Key" in asked:
             scope = f"{who}\0{topic}\0{asked['Idempotency-Key']}"
             return await self._once(scope, data, order, whole=wanted.get("transactional", False))

@@ -78,6 +78,21 @@ async def test_each_format_is_written_as_its_bytes(kafka, http, name):
     assert [message.key() for message in written(kafka, name)] == [b"k", b"k", b'{"k":1}', b"k"]
 
 
+async def test_numbers_keep_their_digits_however_they_come(kafka, http, name):
+    value = b'{"n":123456789012345678901234567890}'
+    record = b'{"partition":0,"value":%b}' % value
+    for path, kind, content in (
+        (f"/producers/{name}", "json", b'{"valueFormat":"json","records":[%b]}' % record),
+        (f"/producers/{name}?valueFormat=json", "x-ndjson", record),
+        (f"/topics/{name}", "vnd.kafka.json.v2+json", b'{"records":[%b]}' % record),
+    ):
+        headers = {"Content-Type": f"application/{kind}"}
+        answer = await http.post(path, content=content, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert written(kafka, name)[-1].value() == value
+    assert len(written(kafka, name)) == 3
+
+
 async def test_null_is_a_tombstone_and_empty_stays_empty(kafka, http, name):
     answer = await post(
         http, name, {"key": "a", "value": None, "partition": 0}, {"key": "", "partition": 0},

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from ...errors import FormatError
+from ...formats import digits
 from ...formats.codec import Format, SchemaRef
 from ...formats.plain import plain_bytes
 from .. import outcome
@@ -22,7 +23,7 @@ from ..body import read
 from ..context import Context
 from ..dialect import Slashed
 from ..ids import current
-from ..order import DOUBTFUL, UNWRITTEN, Order, Side
+from ..order import DOUBTFUL, UNWRITTEN, Order, Side, formats_of
 from ..producer import Producers
 from ..scope import WRITE
 from ..spec import wrong
@@ -73,6 +74,7 @@ class Writing:
         except Refusal as exc:
             raise invalid(exc) from None
         sides = [_side(wanted, name, format) for name in ("key", "value")]
+        digits.keep(data, records, formats_of(sides))
         order = await self._order(topic, records, sides)
         for at, pairs in headers.items():
             item = order.items[at]

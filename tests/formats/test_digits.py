@@ -1,0 +1,78 @@
+"""Numbers that 64 bits cannot hold: written with the digits that they came with."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.errors import FormatError
+from gateway.formats.digits import Exact, keep
+from gateway.formats.json_schema import JsonSchema
+from gateway.formats.named import Format
+from gateway.formats.plain import plain_bytes
+
+JSON = {"key": Format.JSON, "value": Format.JSON}
+LONG = (
+    "18446744073709551616", "-9223372036854775809", "123456789012345678901234567890",
+    "0.1234567890123456789", "1.5e-320", "1e-400", "123456789.0123456789",
+)  # fmt: skip
+
+
+def kept(value: str, formats: Any = JSON) -> Any:
+    """Of the only record of a request."""
+    data = b'{"records":[{"value":%b,"partition":1}]}' % value.encode()
+    records = orjson.loads(data)["records"]
+    keep(data, records, formats)
+    assert records[0]["partition"] == 1
+    return records[0]["value"]
+
+
+@pytest.mark.parametrize("text", LONG)
+def test_a_number_that_a_double_cannot_hold_keeps_its_digits(text):
+    assert plain_bytes(Format.JSON, kept(f'{{"a":[{text}]}}')) == f'{{"a":[{text}]}}'.encode()
+
+
+@pytest.mark.parametrize("text", ["7", "-1.5", "0.1", "123456789012.34", '"18"'])
+def test_what_loses_nothing_is_not_read_twice(text):
+    assert kept(text) == json.loads(text)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False), st.integers())
+def test_any_number_is_the_same_number_in_kafka(decimal, integer):
+    text = f"[{str(decimal).replace('E', 'e')},{integer}]"
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:  # beyond a double: the request is refused
+        assert abs(decimal) > 10**308 or abs(integer) > 10**308
+        return
+    written = plain_bytes(Format.JSON, kept(text))
+    assert json.loads(written, parse_int=Decimal, parse_float=Decimal) == [decimal, integer]
+
+
+def test_other_formats_and_other_members_are_let_be():
+    value = "18446744073709551616"
+    assert kept(value, {"key": Format.JSON, "value": Format.AVRO}) == float(value)
+    line = b'{"key":%b,"records":[],"timestamp":1}' % value.encode()
+    record = orjson.loads(line)
+    keep(line, [record], JSON, at=None)
+    assert record == {"key": Exact(float(value), value.encode()), "records": [], "timestamp": 1}
+
+
+def test_a_schema_is_held_against_the_number_and_its_digits_are_written():
+    schema = JsonSchema('{"type":"integer","minimum":18446744073709551616}', {})
+    assert schema.encode(kept("18446744073709551617")) == b"18446744073709551617"
+    with pytest.raises(FormatError, match="minimum"):
+        schema.encode(kept("-18446744073709551617"))
+
+
+def test_what_is_nested_too_deep_is_refused_as_without_long_numbers():
+    for number in ("1", "18446744073709551616"):
+        for depth in (300, 1000):
+            with pytest.raises(FormatError, match="cannot be written as JSON"):
+                plain_bytes(Format.JSON, kept("[" * depth + number + "]" * depth))
