@@ -250,6 +250,11 @@ class Group(Membership):
         "wait for it. For operators.",
     )
 
+    @property
+    def matching(self) -> re.Pattern[str] | None:
+        """Of `pattern`: it does not match dead letters, or they would come again and again."""
+        return _matching(self.pattern, self.dead_letter_topic_ext) if self.pattern else None
+
     @classmethod
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         pattern = raw.get("pattern")
@@ -257,10 +262,14 @@ class Group(Membership):
             yield Problem((), "reads nothing, or two things; give it either topics or pattern")
         if isinstance(pattern, str):
             try:
-                re.compile(pattern)
+                _matching(pattern, ".dlq")
             except re.error as error:
                 what = f"{shown(pattern)} is no regular expression: {error}; correct it"
                 yield Problem(("pattern",), what)
+
+
+def _matching(pattern: str, unless: str) -> re.Pattern[str]:
+    return re.compile(f"(?:{pattern})(?<!{re.escape(unless)})")
 
 
 def _several(value: object) -> object:

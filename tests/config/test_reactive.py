@@ -48,6 +48,15 @@ def test_what_is_wrong_with_a_group_is_told(text: str, what: str):
     assert what in str(told.value)
 
 
+def test_a_pattern_matches_whole_names_and_no_dead_letters():
+    section = loads(group("{group: a, pattern: 'orders.*|pay'}")).sidecar
+    assert section is not None and section.reactive is not None
+    matching = section.reactive.groups[0].matching
+    assert matching is not None
+    names = ("orders", "orders-eu", "orders.dlq", "pay", "payments", "pay.dlq")
+    assert [name for name in names if matching.fullmatch(name)] == ["orders", "orders-eu", "pay"]
+
+
 def test_a_static_member_is_one_process():
     several = "listen: {workers: 2}" + group("[{group: a, topics: [b], instanceId: i}]")
     with pytest.raises(ConfigError, match="the same static member"):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Collection, Mapping
 
 import httpx
@@ -58,9 +57,7 @@ class ReactiveGroup:
             Runner(self._rules(), self._works(), self._throttle)
             for _ in range(settings.parallelism)
         ]
-        consumer.subscribe(
-            re.compile(settings.pattern) if settings.pattern else settings.topics, self
-        )
+        consumer.subscribe(settings.matching or settings.topics, self)
         lanes = [asyncio.create_task(each.run()) for each in self.runners]
         others = [asyncio.create_task(work) for work in (self.points.run(), self._watch())]
         poll = asyncio.create_task(self._poll())
