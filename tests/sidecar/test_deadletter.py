@@ -167,7 +167,7 @@ async def test_what_a_program_hands_in_is_the_record_as_kafka_has_it(setting):
             "correlationId": "c1",
         },
         {"record": {**place, "offset": 1}, "processed": True},
-        {"record": {**place, "offset": 77, "value": "Z29uZQ=="}, "processed": False},
+        {"record": {**place, "offset": 77.0, "value": "Z29uZQ=="}, "processed": False},
     ]
     answer = await setting.http.post(ACTIVE, params={"group": setting.group}, json=items)
     assert (answer.status_code, answer.json()) == (200, {"written": 2, "processed": 1})

@@ -101,7 +101,8 @@ async def test_a_stretch_is_replayed_from_one_offset_to_before_another(kafka, se
     fill(kafka, source, 50)
     body = {"topic": source, "destination": "topic", "destinationTopic": target}
     async with running_sidecar(kafka.bootstrap, replay=section) as http:
-        begun = await started(http, {**body, "partition": 0, "startOffset": 10, "endOffset": 20})
+        stretch = {"partition": 0.0, "startOffset": 10.0, "endOffset": 20}
+        begun = await started(http, {**body, **stretch})
         assert (await over(http, begun["id"]))["records"] == 10
         empty = await started(http, {**body, "startTime": "2100-01-01T00:00:00Z"})
         none = await over(http, empty["id"])

@@ -163,8 +163,8 @@ class DeadLetterQueues:
             if each["partition"] not in known.partitions:
                 what = f"{each['partition']} is none of {queue.topic}"
                 raise wrong(f"offsets[{place}].partition", f"{what}; give `deadLetter` as it came")
-            tp = TopicPartition(queue.topic, each["partition"])
-            points[tp] = max(points.get(tp, 0), each["offset"] + 1)
+            tp = TopicPartition(queue.topic, int(each["partition"]))
+            points[tp] = max(points.get(tp, 0), int(each["offset"]) + 1)
         await queue.commit(points)
         return Response(status_code=204)
 
@@ -199,11 +199,11 @@ class DeadLetterQueues:
     async def _record(self, item: Asked, place: int) -> Record:
         """As Kafka has it, where it still does; otherwise as it was handed in."""
         given = item["record"]
-        tp = TopicPartition(given["topic"], given["partition"])
+        tp = TopicPartition(given["topic"], int(given["partition"]))  # 1.0 is an integer in JSON
         known = await self._context.topic(tp.topic)
         if tp.partition not in known.partitions:
             raise wrong(f"[{place}].record.partition", f"{tp.partition} is none of {tp.topic}")
-        record = await self._read(tp, given["offset"])
+        record = await self._read(tp, int(given["offset"]))
         if record is None:
             if "value" not in given:
                 what = "is not in Kafka any more; hand in its value, too"
@@ -230,9 +230,9 @@ class DeadLetterQueues:
         ]
         return Record(
             tp,
-            given["offset"],
+            int(given["offset"]),
             -1,
-            given.get("timestamp") or 0,
+            int(given.get("timestamp") or 0),
             (await codecs.encode(key, tp.topic, True, given.get("key"))).data,
             (await codecs.encode(value, tp.topic, False, given["value"])).data,
             headers,

@@ -149,7 +149,11 @@ class Replays:
     async def _start(self, request: Request) -> Response:
         data = await read(request, LARGEST)
         operation = self._context.spec["startReplay"]
-        body = operation.body(data, request.headers.get("content-type"))
+        given = operation.body(data, request.headers.get("content-type"))
+        # 1.0 is an integer in JSON, and none to Kafka
+        body: dict[str, Any] = {
+            name: int(each) if isinstance(each, float) else each for name, each in given.items()
+        }
         group = self._group(body)
         await self._context.scope(request, READ, [body["topic"]], group or None)
         target = self._target(body)
