@@ -19,6 +19,7 @@ from ...core.record import Record
 from ...errors import FormatError
 from ...formats.codec import Codecs, Format, SchemaUnknown
 from ...formats.event import json_of
+from ...formats.plain import plain_value
 from ..ids import CORRELATION, TRACEABILITY
 
 
@@ -44,19 +45,22 @@ class Writer:
 
     async def write(self, records: Sequence[Record]) -> Written:
         """Raises RegistryUnavailable."""
-        written: list[dict[str, Any]] = []
+        written: list[bytes] = []
         sent: list[Record] = []
         unreadable: dict[int, str] = {}
         for index, record in enumerate(records):
             try:
                 try:
-                    written.append(self._known(record))
+                    written.append(self._one(record))
                 except SchemaUnknown:
-                    written.append(await self._asked(record))
+                    await self._ask(record)
+                    written.append(self._one(record))
                 sent.append(record)
             except FormatError as error:
                 unreadable[index] = str(error)
-        return Written(orjson.dumps(written), sent, unreadable)
+            except orjson.JSONEncodeError as error:
+                unreadable[index] = f"the record cannot be written as JSON: {error}"
+        return Written(b"[" + b",".join(written) + b"]", sent, unreadable)
 
     def formats(self, topic: str) -> tuple[Format, Format]:
         """Of its keys and of its values."""
@@ -67,21 +71,30 @@ class Writer:
             found = self._formats[topic] = Format.of(key), Format.of(value)
         return found
 
-    def _known(self, record: Record) -> dict[str, Any]:
+    def _one(self, record: Record) -> bytes:
         topic, (key, value) = record.tp.topic, self.formats(record.tp.topic)
-        decode = self._codecs.decode_known
-        return _object(
-            record, decode(key, topic, True, record.key), decode(value, topic, False, record.value)
+        return orjson.dumps(
+            _object(
+                record,
+                self._shown(key, topic, True, record.key),
+                self._shown(value, topic, False, record.value),
+            )
         )
 
-    async def _asked(self, record: Record) -> dict[str, Any]:
+    def _shown(self, format: Format, topic: str, is_key: bool, data: bytes | None) -> Any:
+        """JSON stays as it is written, with all digits of its numbers."""
+        if not data or not (format is Format.JSON or format.has_schema):
+            return self._codecs.decode_known(format, topic, is_key, data)
+        if format is Format.JSON:
+            plain_value(format, data)
+            return orjson.Fragment(data)
+        return orjson.Fragment(self._codecs.text_known(format, data))
+
+    async def _ask(self, record: Record) -> None:
+        """For the schemas of its bytes. Raises FormatError for one that is not there."""
         topic, (key, value) = record.tp.topic, self.formats(record.tp.topic)
-        decode = self._codecs.decode
-        return _object(
-            record,
-            await decode(key, topic, True, record.key),
-            await decode(value, topic, False, record.value),
-        )
+        await self._codecs.decode(key, topic, True, record.key)
+        await self._codecs.decode(value, topic, False, record.value)
 
 
 def ids_of(record: Record) -> tuple[str, str]:

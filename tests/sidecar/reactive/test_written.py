@@ -3,9 +3,14 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
+import pytest
+from support.registry import Registry
+from support.served import served
 
+from gateway.config import SchemaRegistry
 from gateway.config.sidecar import Group, Sidecar
 from gateway.core.record import Record, TopicPartition
+from gateway.errors import RegistryUnavailable
 from gateway.formats.codec import Codecs
 from gateway.sidecar.reactive.written import Writer, ids_of
 
@@ -39,6 +44,14 @@ async def test_keys_and_values_are_in_the_formats_of_the_group_or_of_their_topic
     assert (one["key"], one["value"]) == ("YWJj", "abc")
 
 
+async def test_json_stays_as_it_is_written_however_deep_it_is():
+    made = writer(valueFormat="json")
+    deep = b"[" * 900 + b"]" * 900
+    for text in (b'{"n": 123456789012345678901234567890}', b"1.10", b'{"a":1,"a":2}', deep):
+        said = await made.write([record(b"k", text)])
+        assert b'"value":' + text in said.body
+
+
 async def test_a_tombstone_is_null_and_no_bytes_are_the_empty_string():
     one, two = await written(writer(), record(None, None), record(b"", b""))
     assert (one["key"], one["value"]) == (None, None)
@@ -70,3 +83,26 @@ async def test_what_cannot_be_read_is_left_out_and_said():
     assert [each.key for each in said.sent] == [b"a", b"d"]
     assert "not JSON" in said.unreadable[1]
     assert "not UTF-8" in said.unreadable[2]
+
+
+async def test_records_with_a_schema_are_shown_once_the_registry_was_asked():
+    registry = Registry()
+    fields = [{"name": "n", "type": "long"}]
+    id = registry.register("orders-value", {"type": "record", "name": "R", "fields": fields})
+    good = b"\0" + id.to_bytes(4, "big") + b"\x02"
+    async with served(registry.app) as url:
+        codecs = Codecs(SchemaRegistry.model_validate({"type": "schema-registry", "url": url}))
+        group = Group.model_validate({"group": "g", "topics": ["orders"], "valueFormat": "avro"})
+        made = Writer(codecs, Sidecar(), group)
+        try:
+            registry.status = 503
+            with pytest.raises(RegistryUnavailable):
+                await made.write([record(b"k", good)])
+            registry.status = None
+            said = await made.write(
+                [record(b"a", good), record(b"b", b"\0\0\0\0\x63\x02"), record(b"c", b"x")]
+            )
+        finally:
+            await codecs.close()
+    assert [each["value"] for each in orjson.loads(said.body)] == [{"n": 1}]
+    assert said.unreadable.keys() == {1, 2}
