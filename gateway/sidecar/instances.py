@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import uuid
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +19,14 @@ from ..config.sidecar import Consumer
 from ..config.units import show_duration
 from ..kafka.cluster import Cluster
 from .instance import Instance
+from .memory import trim
 from .status import Refusal
 from .wishes import Wishes
 
 log = logging.getLogger(__name__)
 
 REMEMBERED = 1000  # instances that are gone
+MANY = 100  # instances whose memory is worth while giving back, about 25 KB each
 ENDING = 32  # at once: a coordinator takes one member's leave after the other, 10 ms each
 NOT_FOUND = "INSTANCE_NOT_FOUND"
 
@@ -31,6 +34,28 @@ NOT_FOUND = "INSTANCE_NOT_FOUND"
 class Key(NamedTuple):
     group: str
     name: str
+
+
+class Gone:
+    """Why the last of them ended. One piece of memory, by hashes: a thousand small objects among
+    those of living instances would keep the memory around them from going back."""
+
+    REASONS = ("deleted", "expired", "closed")
+
+    def __init__(self) -> None:
+        self._hashes = array("q")
+
+    def add(self, key: Key, why: str) -> None:
+        self._hashes.append(hash(key) & ~3 | self.REASONS.index(why))
+        if len(self._hashes) >= 2 * REMEMBERED:
+            del self._hashes[:REMEMBERED]
+
+    def why(self, key: Key) -> str | None:
+        wanted = hash(key) & ~3
+        for known in reversed(self._hashes):
+            if known & ~3 == wanted:
+                return self.REASONS[known & 3]
+        return None
 
 
 class Instances:
@@ -47,9 +72,10 @@ class Instances:
         self._settings = settings
         self._alive: OrderedDict[Key, Instance] = OrderedDict()  # who was asked last, last
         self._used: dict[Key, float] = {}
-        self._gone: OrderedDict[Key, str] = OrderedDict()
+        self._gone = Gone()
         self._tasks: set[asyncio.Future[None]] = set()
         self._ending = asyncio.Semaphore(ENDING)
+        self._left_since = 0
 
     def __len__(self) -> int:
         return len(self._alive)
@@ -71,7 +97,6 @@ class Instances:
             dialect=dialect, identity=identity,
         )  # fmt: skip
         self._alive[key] = made
-        self._gone.pop(key, None)
         self.created += 1
         self._touch(key)
         return made
@@ -109,9 +134,7 @@ class Instances:
         if self._alive.get(key) is not instance:
             return False
         del self._alive[key], self._used[key]
-        self._gone[key] = why
-        while len(self._gone) > REMEMBERED:
-            self._gone.popitem(last=False)
+        self._gone.add(key, why)
         self.ended[why] += 1
         return True
 
@@ -151,12 +174,20 @@ class Instances:
             task = asyncio.ensure_future(self._left(instance, why))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._give_back)
 
     async def _left(self, instance: Instance, why: str) -> None:
         try:
             await self._end(instance, why)
         except Exception:
             log.exception("group %s: instance %s did not end well", instance.group, instance.name)
+
+    def _give_back(self, task: asyncio.Future[None]) -> None:
+        """Behind the last of many: their memory goes back to the system, not to the next ones."""
+        self._left_since += 1
+        if not self._tasks and self._left_since >= MANY:
+            self._left_since = 0
+            trim()
 
     def _touch(self, key: Key) -> None:
         self._used[key] = asyncio.get_running_loop().time()
@@ -165,7 +196,7 @@ class Instances:
     def _why(self, key: Key, found: Instance | None) -> str:
         """Why there is none, and what to do."""
         what, timeout = f"{key.name} of group {key.group}", self._settings.instance_timeout
-        gone = self._gone.get(key) if found is None else None
+        gone = self._gone.why(key) if found is None else None
         if gone == "expired":
             return f"{what} expired: nobody asked it for {show_duration(timeout)}; create it again"
         if gone is not None:
