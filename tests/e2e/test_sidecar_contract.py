@@ -1,0 +1,107 @@
+"""What the sidecar answers is what its specification says, whatever it is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from support.backend import running_backend
+from support.brokers import Broker
+from support.contract import Asker
+from support.ksqldb import running_ksqldb
+from support.letters import seal
+from support.sidecars import ready, running_sidecar
+
+EXAMPLES = int(os.environ.get("GATEWAY_CONTRACT_EXAMPLES", "0"))
+"""Requests of each operation and kind; by chance, where it is given."""
+
+INSTANCES = {"contract": False, "subscribed": False, "confluent": True}
+
+
+@dataclass
+class World:
+    """replays: ids of some."""
+
+    url: str
+    group: str
+    topic: str
+    other: str
+    replays: list[str] = field(default_factory=list)
+
+    def prepare(self) -> None:
+        """Instances of both dialects are there, one reads a topic, and there is a replay."""
+        v2 = {"Content-Type": "application/vnd.kafka.v2+json"}
+        with httpx.Client(base_url=self.url, trust_env=False, timeout=60) as http:
+            instances = f"/consumers/{self.group}"
+            for name, confluent in INSTANCES.items():
+                headers = v2 if confluent else None
+                made = http.post(instances, json={"name": name}, headers=headers)
+                assert made.status_code in (200, 409), made.text
+            reads = f"{instances}/instances/subscribed/subscriptions"
+            assert http.post(reads, json={"topics": [self.topic]}).status_code in (204, 409)
+            if not self.replays:
+                asked = {"topic": self.topic, "destination": "topic"}
+                made = http.post("/replays", json={**asked, "destinationTopic": self.other})
+                assert made.status_code == 202, made.text
+                self.replays.append(made.json()["id"])
+
+    @property
+    def known(self) -> dict[str, list[Any]]:
+        return {
+            "topic": [self.topic],
+            "topics": [[self.topic]],
+            "topic_pattern": [self.topic],
+            "partition": [0, 1],
+            "offset": [0, 1],
+            "group": [self.group],
+            "instance": [*INSTANCES],
+            "assault": ["latency"],
+            "destination": ["topic"],
+            "destinationTopic": [self.other],
+            "id": self.replays,
+        }
+
+
+@pytest.mark.filterwarnings("ignore:Do not use the `random` module")
+async def test_no_request_that_can_be_made_up_is_answered_otherwise_than_specified(kafka: Broker):
+    topic, other = kafka.topic(partitions=2), kafka.topic(partitions=2)
+    group = f"group-{uuid.uuid4().hex[:8]}"
+    async with running_backend() as backend, running_ksqldb() as ksqldb:
+        reactive = {
+            "group": group,
+            "topics": [topic],
+            "valueFormat": "json",
+            "backend": {"host": backend.base_url},
+        }
+        sections = {
+            "producer": {},
+            "consumer": {"requestTimeout": "50ms"},
+            "reactive": {"groups": reactive},
+            "ksqldb": {"url": ksqldb.url},
+            "admin": {"chaos": True},
+            "audit": {},
+            "deadLetter": {},
+            "replay": {},
+        }
+        async with running_sidecar(kafka.servers, **sections) as http:
+            await ready(http)
+            seal(kafka, topic, range(4), group)
+            world = World(str(http.base_url), group, topic, other)
+            document = (await http.get("/openapi.json")).json()
+            asker = Asker(
+                document,
+                world.url,
+                world.prepare,
+                world.known,
+                fixed={"enabled": False},  # the chaos monkey would answer as it likes
+                leave_out=frozenset({"shutdown"}),
+            )
+            await asyncio.to_thread(asker.ask, EXAMPLES or 3, by_chance=EXAMPLES > 0)
+            assert (await http.get("/health/readiness")).text == "OK"
+    good = [name for name, told in asker.statuses.items() if any(each < 300 for each in told)]
+    assert len(good) > len(asker.statuses) / 2, "hardly anything was asked for that there is"

@@ -1,0 +1,119 @@
+"""Requests made up from a served OpenAPI document, and what its answers must be.
+
+What is asked for at random is seldom there: names of topics, groups and instances are often put in
+that are. `ask` blocks; the server is another thread's.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case, GenerationMode, checks
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi import checks as openapi
+
+LONGEST = 100  # milliseconds of a wait that is asked for
+WAITS = frozenset(
+    {"timeout", "requestWaitMs", "request_wait_ms", "consumer.request.timeout.ms", "linger"}
+)
+CHECKS = [
+    checks.not_a_server_error,
+    openapi.status_code_conformance,
+    openapi.content_type_conformance,
+    openapi.response_headers_conformance,
+    openapi.response_schema_conformance,
+]
+
+
+@dataclass
+class Asker:
+    """prepare: done before an operation is asked for. known: values for a path parameter, a
+    parameter or a member, by its name, mostly put in; fixed: those that always are.
+
+    statuses: what was answered, by operation.
+    """
+
+    document: Mapping[str, Any]
+    url: str
+    prepare: Callable[[], object]
+    known: Mapping[str, Sequence[Any]]
+    fixed: Mapping[str, Any]
+    leave_out: frozenset[str] = frozenset()
+    statuses: dict[str, Counter[int]] = field(default_factory=dict)
+
+    def ask(self, examples: int, *, by_chance: bool = False) -> None:
+        """So many requests of each operation and of each kind: as they should be, and not.
+        by_chance: others every time. Raises AssertionError with all that was found."""
+        wrong: list[str] = []
+        for found in schemathesis.openapi.from_dict(dict(self.document)).get_all_operations():
+            operation: Any = found.ok()
+            name = operation.definition.raw["operationId"]
+            if name in self.leave_out:
+                continue
+            self.statuses[name] = Counter()
+            for mode in GenerationMode:
+                if mode is GenerationMode.NEGATIVE and not _can_be_wrong(operation):
+                    continue
+                try:
+                    self._ask(name, operation, mode, examples, by_chance)
+                except Unsatisfiable:
+                    continue
+                except (Exception, FailureGroup) as exc:
+                    notes = [str(exc), *getattr(exc, "__notes__", ())]
+                    wrong.append("\n".join([f"{name}, {mode.value}: {type(exc).__name__}", *notes]))
+        assert not wrong, "\n\n".join(wrong)
+
+    def _ask(
+        self, name: str, operation: Any, mode: GenerationMode, examples: int, by_chance: bool
+    ) -> None:
+        self.prepare()
+
+        @settings(
+            max_examples=examples, deadline=None, database=None, derandomize=not by_chance,
+            phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(operation.as_strategy(generation_mode=mode))
+        def one(case: Case) -> None:
+            self._put_in(name, case)
+            answer = case.call(base_url=self.url, timeout=60)
+            self.statuses[name][answer.status_code] += 1
+            case.validate_response(answer, checks=CHECKS)
+
+        one()
+
+    def _put_in(self, name: str, case: Case) -> None:
+        if any(each.name == "timeout" for each in case.operation.query):
+            case.query = {"timeout": LONGEST, **(case.query or {})}
+        places = ("path_parameters", "query", "body")
+        made = repr([name, *(getattr(case, place) for place in places)])
+        chance = random.Random(zlib.crc32(made.encode()))  # the same for the same, to be repeated
+        for place in places:
+            value = getattr(case, place)
+            if isinstance(value, (dict, list)):
+                setattr(case, place, self._known(value, chance))
+
+    def _known(self, value: Any, chance: random.Random, name: str = "") -> Any:
+        if name in WAITS and isinstance(value, int) and value > LONGEST:
+            return LONGEST
+        if name in self.fixed:
+            return self.fixed[name]
+        if name in self.known and chance.random() < 0.9:
+            return chance.choice(self.known[name])
+        if isinstance(value, dict):
+            return {key: self._known(each, chance, key) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self._known(each, chance) for each in value]
+        return value
+
+
+def _can_be_wrong(operation: Any) -> bool:
+    """Any text may be in a path."""
+    return bool(operation.body or operation.query or operation.headers)
