@@ -329,6 +329,22 @@ async def test_topics_are_found_by_a_pattern_and_what_became_of_records_is_audit
     assert all(len(each["correlationId"]) == 36 for each in audited)
 
 
+async def test_a_lane_that_does_not_move_is_said_to_be_stuck_and_its_member_stays(
+    world: World, caplog: pytest.LogCaptureFixture
+):
+    world.backend.order(say=503)
+    group = settings(world.backend, world.topic, maxPollInterval="300ms")
+    world.write(10)
+    async with sidecar(world, group) as http:
+        await until_lane(http, group, stuck=True)
+        await until(lambda: "a lane has not moved" in caplog.text, "the line", 60)
+        said = await state(http, group)
+        assert (said["state"], len(said["partitions"])) == ("RUNNING", 3)
+        world.backend.order()
+        await until_state(http, group, lag=0, deadLetters=0)
+        assert not any(lane["stuck"] for lane in (await state(http, group))["lanes"])
+
+
 async def test_who_may_see_a_group_may_not_pause_it(world: World):
     group = settings(world.backend, world.topic)
     path = f"/reactive/{group['group']}"
