@@ -152,9 +152,13 @@ class Operation:
     def body(self, data: bytes, kind: str | None = None) -> Any:
         """As `parsed`, validated. Raises Refusal 400 and 415."""
         value = self.parsed(data, kind)
+        self.check(value)
+        return value
+
+    def check(self, value: Any) -> None:
+        """A body that was parsed; null is none. Raises Refusal 400."""
         if self.validator is not None and (value is not None or self._required):
             self.validator.check(value)
-        return value
 
 
 def wrong(place: str, what: str) -> Refusal:

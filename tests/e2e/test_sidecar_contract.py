@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from support.backend import running_backend
 from support.brokers import Broker
-from support.contract import Asker
+from support.contract import TRIES, Asker
 from support.ksqldb import running_ksqldb
 from support.letters import seal
 from support.sidecars import ready, running_sidecar
@@ -46,7 +47,11 @@ class World:
             assert http.post(reads, json={"topics": [self.topic]}).status_code in (204, 409)
             if not self.replays:
                 asked = {"topic": self.topic, "destination": "topic"}
-                made = http.post("/replays", json={**asked, "destinationTopic": self.other})
+                for _ in range(TRIES):
+                    made = http.post("/replays", json={**asked, "destinationTopic": self.other})
+                    if made.status_code != 503:
+                        break
+                    time.sleep(1)
                 assert made.status_code == 202, made.text
                 self.replays.append(made.json()["id"])
 

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from gateway.sidecar.docs import render
 from gateway.sidecar.spec import DIRECTORY, METHODS, Spec
 from gateway.sidecar.status import Refusal
+from gateway.sidecar.v2.dialect import CONFLUENT
 
 CONTRACT: Any = YAML(typ="safe", pure=True).load(
     (Path(__file__).parent / "contract.yaml").read_text("utf-8")
@@ -114,6 +115,19 @@ def test_a_body_that_is_no_json_by_its_own_word_is_refused():
         body("postData", b"a=b", "application/x-www-form-urlencoded")
     assert refused.value.status == 415
     assert body("postData", b'{"records":[]}', "application/vnd.kafka.v2+json; charset=utf-8")
+
+
+def test_null_where_a_body_is_needed_is_refused_in_either_dialect():
+    """In that of Confluent it was a 500."""
+    for said, refuse in ((400, EVERY["assignPartitions"].body), (422, _in_v2)):
+        with pytest.raises(Refusal) as refused:
+            refuse(b"null")
+        assert refused.value.status == said
+    assert CONFLUENT.body(EVERY["createConsumerInstanceInGroup"], b"null", None) is None
+
+
+def _in_v2(text: bytes) -> Any:
+    return CONFLUENT.body(EVERY["assignPartitions"], text, None)
 
 
 def request(query: str = "", headers: Any = (), **path: str) -> Request:

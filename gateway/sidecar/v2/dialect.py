@@ -32,11 +32,10 @@ class Confluent:
     def body(self, operation: Operation, data: bytes, kind: str | None) -> Any:
         supported(kind)
         value = parsed(operation, data)
-        if operation.validator is not None and value is not None:
-            try:
-                operation.validator.check(value)
-            except Refusal as exc:
-                raise invalid(exc) from None
+        try:
+            operation.check(value)
+        except Refusal as exc:
+            raise invalid(exc) from None
         return value
 
     def answer(self, request: Request, body: Any, status: int = 200) -> Response:
