@@ -1,0 +1,175 @@
+"""What the sidecar's README names is there: tests, keys, endpoints, metrics, links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import gateway.sidecar
+from gateway.config import Settings, values
+from gateway.config.sidecar import Group
+from gateway.config.sidecar import Sidecar as Section
+from gateway.sidecar.spec import DIRECTORY, METHODS, Spec
+from gateway.telemetry.catalog import METRICS
+
+ROOM = Path(gateway.sidecar.__file__).parent
+ROOT = ROOM.parents[1]
+README = (ROOM / "README.md").read_text()
+CODE = re.findall(r"`([^`\n]+)`", README)
+EVERY = Spec(sorted({path.stem for path in DIRECTORY.glob("*.yaml")} - {"base"}))
+KEY = re.compile(r"[a-z]\w*(\.[a-z]\w*)+")
+SECTIONS = frozenset(
+    {
+        *("sidecar", "producer", "consumer", "reactive", "ksqldb", "admin", "audit", "deadLetter"),
+        *("replay", "health", "kafka", "listen", "telemetry", "idempotency", "batch", "backend"),
+    }
+)
+
+
+def tables() -> Iterator[tuple[list[str], list[str]]]:
+    """Each row, with the head of its table."""
+    head: list[str] = []
+    for line in README.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if not cells:
+            head = []
+        elif not head:
+            head = cells
+        elif not set(line) <= set("|- "):
+            yield head, cells
+
+
+def test_every_test_that_is_named_is_there():
+    named = [each for each in CODE if each.startswith("tests/")]
+    assert len(named) > 60
+    for path in named:
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_row_with_a_test_column_names_one():
+    """Or 'the same', as the row above it."""
+    rows = [(head, cells) for head, cells in tables() if head[-1] == "test"]
+    assert len(rows) > 60
+    for head, cells in rows:
+        assert len(cells) == len(head), cells
+        assert re.search(r"tests/\w+|the same", cells[-1]), cells
+
+
+def test_every_link_leads_somewhere():
+    heads = {
+        re.sub(r"[^\w -]", "", head).lower().replace(" ", "-")
+        for head in re.findall(r"^#+ (.*)", README, re.M)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        path, _, anchor = target.partition("#")
+        assert not path or (ROOM / path).exists(), target
+        assert path or anchor in heads, target
+
+
+def option(model: Any, way: list[str]) -> bool:
+    """Is it one of a section, through lists and optional sections?"""
+    for step in way:
+        fields = {each.alias or name: each for name, each in model.model_fields.items()}
+        fields |= {_camel(name): each for name, each in model.model_fields.items()}
+        if step not in fields:
+            return False
+        model = next(iter(_models(fields[step].annotation)), BaseModel)
+    return True
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(each.title() for each in rest)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in getattr(annotation, "__args__", ()):
+        yield from _models(inner)
+
+
+def is_key(text: str) -> bool:
+    way = text.split(".")
+    inner = [Section, Settings, *_models(Section.model_fields["producer"].annotation)]
+    inner += _models(Section.model_fields["ksqldb"].annotation)
+    inner += [Group, *_queries()]
+    return any(option(model, way) for model in inner)
+
+
+def _queries() -> Iterator[type[BaseModel]]:
+    for model in _models(Section.model_fields["ksqldb"].annotation):
+        yield from _models(model.model_fields["queries"].annotation)
+
+
+def is_meant(text: str) -> bool:
+    """As a key, not as a module."""
+    return text.split(".")[0] in SECTIONS and not text.endswith((".py", ".yaml"))
+
+
+@pytest.mark.parametrize(
+    "key",
+    sorted({each for each in CODE if KEY.fullmatch(each) and is_meant(each)}),
+)
+def test_every_key_that_is_named_is_an_option(key: str):
+    assert is_key(key), f"there is no option {key}"
+
+
+def options_of_groups() -> list[str]:
+    return [_camel(name) for name in Group.model_fields]
+
+
+def test_every_option_of_a_group_is_in_its_table():
+    (head,) = {head[0] for head, _ in tables() if head[0].startswith("key (of `sidecar.reactive")}
+    rows = " ".join(cells[0] for each, cells in tables() if each[0] == head)
+    named = set(re.findall(r"\w+", rows))
+    assert set(options_of_groups()) - named == {"autoOffsetReset", "isolation"} - named
+    for name in ("autoOffsetReset", "isolation"):
+        assert name in README
+
+
+def test_every_section_and_its_options_are_named():
+    whole = set(re.findall(r"\w+", " ".join(CODE)))
+    lacking = set()
+    for name, field in Section.model_fields.items():
+        models = _models(field.annotation)
+        options = [name, *(each for model in models for each in model.model_fields)]
+        lacking |= {f"{name}: {each}" for each in map(_camel, options) if each not in whole}
+    assert not lacking
+
+
+def test_every_key_of_a_values_file_is_in_its_table():
+    named: set[str] = set()
+    for head, cells in tables():
+        if head == ["key", "ours"]:
+            first = ""
+            for key in re.findall(r"`([^`]+)`", cells[0]):
+                first = key.partition(".")[0] if not key.startswith(".") else first
+                named.add(first + key if key.startswith(".") else key)
+    assert named == set(values.KEYS)
+
+
+def test_every_endpoint_that_is_served_is_named():
+    for path, item in EVERY.document["paths"].items():
+        for method in METHODS:
+            if method in item:
+                assert is_named(path), f"{method} {path}"
+
+
+def is_named(path: str) -> bool:
+    """Whole, or as the last step of one that is."""
+    parent, _, last = path.rpartition("/")
+    if re.search(rf"{re.escape(path)}(?![\w/])", README):
+        return True
+    return f"`/{last}`" in README and re.search(rf"{re.escape(parent)}(?!\w)", README) is not None
+
+
+def test_every_metric_that_is_named_is_one():
+    known = {metric.shown for metric in METRICS}
+    named = set(re.findall(r"\bgateway_\w+", README))
+    assert named and named <= known
