@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 LARGEST = 64 << 10  # bytes of a request
 MOST = 16  # replays that one sidecar works on at a time
 STOP = 3.0  # seconds for the steps that are under way at the end
+LOADED = 5.0  # seconds that a request waits for a sidecar that has just begun
 LOOK = 0.5  # seconds between looks for those that nobody works on
 
 
@@ -261,7 +262,13 @@ class Replays:
         return replay
 
     async def _ready(self) -> None:
+        """Waits a moment for what there is to be read."""
         self._context.reachable()
+        try:
+            async with asyncio.timeout(LOADED):
+                await self._states.loaded.wait()
+        except TimeoutError:
+            pass  # the check says why
         await self.check()
 
     def _told(self, replay: Replay) -> dict[str, Any]:

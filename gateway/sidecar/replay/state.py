@@ -26,20 +26,24 @@ log = logging.getLogger(__name__)
 
 WAIT = 1.0  # seconds that Kafka holds back a fetch without news
 AGAIN = 0.5  # seconds until what failed is tried again
+STALE = 10.0  # seconds without news from Kafka
 WITHIN = 20.0  # seconds until this has heard what others have written
 # A replay that runs is written every second, so only those that are over are deleted.
 CONFIGS = {"cleanup.policy": "compact,delete", "retention.ms": str(7 * 86_400_000)}
 
 
 class States:
-    """See the module; `run` it. failure: why the topic cannot be read, None while it can."""
+    """See the module; `run` it. loaded: set once the topic has been read to its end."""
 
     def __init__(self, context: Context, topic: str) -> None:
         self.replays = Replays()
-        self.failure: str | None = "it is not read yet"
+        self.loaded = asyncio.Event()
+        self._failure = "its topic is not read yet"
+        self._failing: float | None = None
         self.tp = TopicPartition(topic, 0)
         self._context = context
         self._next = 0
+        self._end: int | None = None  # of the topic, when it was first looked at
         self._moved = asyncio.Condition()
 
     async def run(self) -> None:
@@ -49,10 +53,20 @@ class States:
                 while True:
                     await self._read()
             except KafkaError as error:
-                if self.failure != str(error):
+                if self._failing is None:
                     log.warning("replays cannot be read: %s", error)
-                self.failure = str(error)
+                    self._failing = asyncio.get_running_loop().time()
+                self._failure = str(error)
                 await asyncio.sleep(AGAIN)
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing is known of replays, or not lately; a fetch that fails is no matter."""
+        now = asyncio.get_running_loop().time()
+        if not self.loaded.is_set():
+            return self._failure
+        stale = self._failing is not None and now - self._failing > STALE
+        return self._failure if stale else None
 
     async def _watched(self) -> None:
         try:
@@ -62,7 +76,20 @@ class States:
                 self._context.cluster, self.tp.topic, partitions=1, configs=CONFIGS
             ):
                 log.info("made the topic %s for replays", self.tp.topic)
-            await self._context.topic(self.tp.topic)
+            await self._known()
+        if self._end is None:
+            self._end = (await bounds(self._context.cluster, [self.tp]))[self.tp].stop
+
+    async def _known(self) -> None:
+        """Brokers hear of a new topic one after the other."""
+        for _ in range(20):
+            try:
+                await self._context.topic(self.tp.topic)
+            except KafkaError:
+                await asyncio.sleep(AGAIN / 5)
+            else:
+                return
+        await self._context.topic(self.tp.topic)
 
     async def _read(self) -> None:
         got = await piece(self._context.cluster, self.tp, self._next, max_wait=WAIT)
@@ -72,8 +99,11 @@ class States:
         async with self._moved:
             self._next = got.next
             self._moved.notify_all()
-        if self.failure is not None and not got.records:
-            self.failure = None  # its end is reached
+        if self._failing is not None:
+            log.info("replays can be read again")
+        self._failing = None
+        if self._end is not None and self._next >= self._end:
+            self.loaded.set()
 
     def _learn(self, record: Record, now: float) -> None:
         try:
@@ -92,7 +122,7 @@ class States:
                 async with self._moved:
                     await self._moved.wait_for(lambda: self._next >= end)
         except TimeoutError:
-            why = self.failure or "a transaction of another replay is open"
+            why = self._failure if self._failing else "a transaction of another replay is open"
             raise BrokerUnavailable(f"replays cannot be read to their end: {why}") from None
 
     def write(self, replay: Replay) -> Write:
