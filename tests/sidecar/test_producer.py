@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import itertools
 import json
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
-import orjson
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from support.brokers import embedded_kafka
 from support.letters import committed
 from support.sidecars import ready, running_sidecar
 
-from gateway.formats.codec import Codecs, Format
-from gateway.kafka.messages import PartitionAnswer, TopicAnswer
 from gateway.kafka.partitioner import partition_of
-from gateway.sidecar.ids import Ids
-from gateway.sidecar.order import Orders, Side
 
 kafka = embedded_kafka()
 _number = itertools.count()
@@ -362,52 +354,3 @@ async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka
             pytest.fail("64 MiB were taken from a client that reads nothing")
         finally:
             writer.transport.abort()
-
-
-# what any value becomes
-
-VALUES = {
-    Format.STRING: st.text(max_size=20),
-    Format.BINARY: st.binary(max_size=40).map(lambda data: base64.b64encode(data).decode()),
-    Format.JSON: st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5)
-        | st.floats(allow_nan=False, allow_infinity=False),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-        max_leaves=3,
-    ),
-}  # fmt: skip
-BATCH = 100
-
-
-@pytest.mark.parametrize("format", VALUES, ids=lambda format: format.name.lower())
-def test_ten_thousand_values_are_the_same_bytes_and_the_same_values_again(format):
-    """As they come in a request, and as a reader makes JSON of them again."""
-    orders, codecs = Orders(Codecs()), Codecs()
-    partition = PartitionAnswer(1, 0, (1,), (1,), 0)
-    topic = TopicAnswer("t", None, 0, {0: partition})
-    count = 0
-
-    @given(st.lists(VALUES[format], min_size=BATCH, max_size=BATCH))
-    @settings(
-        max_examples=100, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
-    def both_ways(values: list[Any]) -> None:
-        nonlocal count
-        body = orjson.loads(json.dumps([{"value": value} for value in values]))
-        sides = (Side(format), Side(format))
-        order = asyncio.run(orders.of(topic, body, sides, Ids.made()))
-        assert not order.failures
-        for value, item in zip(values, order.items, strict=True):
-            assert codecs.decode_known(format, "t", False, item.value) == value
-            count += 1
-            if value is None:
-                assert item.value is None
-            elif format is Format.JSON:
-                assert json.loads(item.value or b"") == value
-            else:
-                plain = value.encode() if format is Format.STRING else base64.b64decode(value)
-                assert item.value == plain
-
-    both_ways()
-    assert count >= 10_000

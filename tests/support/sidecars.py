@@ -16,10 +16,11 @@ from gateway.cli.beside import sidecar
 
 @asynccontextmanager
 async def running_sidecar(
-    bootstrap: str | Iterable[str], *, guards: Any = None, **sections: Any
+    bootstrap: str | Iterable[str], *, guards: Any = None, catalogs: Any = None, **sections: Any
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A client of it. sections: of `sidecar`, empty ones too."""
-    more = {} if guards is None else {"guards": guards}
+    beside = {"guards": guards, "catalogs": catalogs}
+    more = {name: section for name, section in beside.items() if section is not None}
     config = config_for(bootstrap, [], [], sidecar=sections, **more)
     async with (
         in_process(config, beside=sidecar) as (url, _),
