@@ -2,13 +2,12 @@
 
 A request is read by orjson, which makes 64-bit integers and doubles of numbers: 2**64 + 1 would
 become 18446744073709552000.0. A body with a number that a double may not hold, one of 16 digits or
-with an exponent, is read once more (`core.exact`); to look for one takes 0.02 ms of 100 records of
-1 KB, reading them 0.09 ms.
+with an exponent, is read once more (`core.exact`). To look for one takes 0.19 ms for 100 records of
+1 KB that hold many digits (by a regular expression 0.77), reading them 0.28 ms, once more 0.76.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,14 @@ from .named import Format
 WRITTEN = frozenset({Format.JSON, Format.JSONSCHEMA})
 """What is JSON in Kafka, too; numbers of the others have sizes of their own."""
 
-_LONG = re.compile(rb"[0-9](?:[0-9.]{15}|[eE])")
+# A text of these is searched: digits and points are 0, e and E are e.
+_KINDS = bytes(
+    ord("0") if byte in b"0123456789." else ord("e") if byte in b"eE" else ord(" ")
+    for byte in range(256)
+)
+_SIGNS = (b"0" * 16, b"0e")
+_TRIED = 1000  # places: a body of UUIDs has many, and to read it once more takes as long
+_LONGEST = 64  # characters of a number that are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ def keep(
     record. formats: by `key` and `value`.
     """
     names = [name for name, format in formats.items() if format in WRITTEN]
-    if not names or not _LONG.search(data):
+    if not names or not _has_long(data):
         return
     try:
         again = reread(data, orjson.Fragment)
@@ -52,6 +58,26 @@ def keep(
         for name in names:
             if record.get(name) is not None:
                 record[name] = _exact(record[name], exact[name])
+
+
+def _has_long(data: bytes) -> bool:
+    """Whether there may be such a number; what is in strings counts only where it looks like one:
+    UUIDs are full of exponents."""
+    kinds, tried = data.translate(_KINDS), 0
+    for sign in _SIGNS:
+        at = kinds.find(sign)
+        while at >= 0:
+            tried += 1
+            if tried > _TRIED or _is_number(data, at):
+                return True
+            at = kinds.find(sign, at + 1)
+    return False
+
+
+def _is_number(data: bytes, at: int) -> bool:
+    """Whether what stands before the digits at a place lets them be JSON's number."""
+    before = data[max(0, at - _LONGEST) : at].rstrip(b"0123456789.").removesuffix(b"-")
+    return not before or before[-1] in b":,[ \t\r\n"
 
 
 def _exact(value: Any, again: Any) -> Any:

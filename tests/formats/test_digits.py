@@ -76,3 +76,20 @@ def test_what_is_nested_too_deep_is_refused_as_without_long_numbers():
         for depth in (300, 1000):
             with pytest.raises(FormatError, match="cannot be written as JSON"):
                 plain_bytes(Format.JSON, kept("[" * depth + number + "]" * depth))
+
+
+@pytest.mark.parametrize(
+    "text", ["5e2b8f10-3d43-4b6e-9a0c-2c7cf1f2b7a4", "x12345678901234567", "7e1"]
+)
+def test_what_only_looks_like_such_a_number_within_a_string_is_not_read_again(text):
+    data = orjson.dumps({"records": [{"value": {"id": text, "price": 19.95}}]})
+    records = orjson.loads(data)["records"]
+    keep(data, records, {"value": Format.JSON})
+    assert not isinstance(records[0]["value"], Exact)
+
+
+def test_many_places_that_look_like_such_numbers_are_not_all_looked_at():
+    data = b'{"records": [{"value": "x%b", "key": 1e2}]}' % (b"0e-" * 5000)
+    records = orjson.loads(data)["records"]
+    keep(data, records, {"key": Format.JSON, "value": Format.JSON})
+    assert records[0]["key"].text == b"1e2"
