@@ -102,7 +102,7 @@ class Instance:
         loop = asyncio.get_running_loop()
         until = loop.time() + wait
         try:
-            async with asyncio.timeout_at(until if self._lock.locked() else None):
+            async with asyncio.timeout_at(until):  # one that is free is had at once, also then
                 await self._lock.acquire()
         except TimeoutError:
             what = f"another request reads with {self.name}; wait for it, or use another instance"
