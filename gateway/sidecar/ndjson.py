@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -112,12 +113,12 @@ class Lines(Response):
             if piece is None:
                 break
             *lines, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
-            if len(rest) > most or any(len(line) > most for line in lines):
-                where = self._number + len(lines) + 1
-                what = f"line {where} or one before is over {most} bytes; send it by itself"
+            good = list(takewhile(lambda line: len(line) <= most, lines))
+            if good:
+                yield good
+            if len(good) < len(lines) or len(rest) > most:
+                what = f"line {self._number + 1} is over {most} bytes; send fewer bytes in one"
                 raise Ended(TOO_LARGE, what)
-            if lines:
-                yield lines
         if rest:
             yield [rest]
 

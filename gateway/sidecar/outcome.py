@@ -62,11 +62,6 @@ def one(item: Item, result: int | KafkaError) -> dict[str, Any]:
 def each(order: Order, results: Sequence[int | KafkaError]) -> list[dict[str, Any]]:
     """Of all records, in the order of the request. results: of the items."""
     if not order.failures:
-        if all([type(result) is int for result in results]):  # 0.02 ms of 100, not 0.05
-            return [
-                {"partition": item.tp.partition, "offset": result}
-                for item, result in zip(order.items, results, strict=True)
-            ]
         return [one(*pair) for pair in zip(order.items, results, strict=True)]
     found: list[dict[str, Any]] = [{}] * order.count
     for place, item, result in zip(order.places, order.items, results, strict=True):

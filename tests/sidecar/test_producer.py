@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from support.brokers import embedded_kafka
+from support.gateways import browsing, config_for, running_gateway
 from support.letters import committed
 from support.sidecars import ready, running_sidecar
+from support.until import until
 
 from gateway.kafka.partitioner import partition_of
 
@@ -310,18 +314,31 @@ async def test_a_line_that_is_no_record_harms_no_other(http, name):
 
 async def test_a_result_comes_as_soon_as_it_is_known(http, name):
     """While the request goes on: httpx would send all of it first."""
-    async with asyncio.timeout(60):
-        reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
-        head = f"POST /producers/{name} HTTP/1.1\r\nHost: localhost\r\n"
-        kind = "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
-        writer.write(f"{head}{kind}".encode())
-        line = b'{"partition":0}\n'
+    async with lasting(http, name) as (reader, writer):
         for offset in range(3):
-            writer.write(b"%x\r\n%b\r\n" % (len(line), line))
+            writer.write(piece(b'{"partition":0}\n'))
             assert json.loads(await a_line(reader)) == {"partition": 0, "offset": offset}
-        writer.write(b"0\r\n\r\n")
+        writer.write(piece(b""))
         assert b"0\r\n\r\n" in await reader.read()
-        writer.close()
+
+
+@asynccontextmanager
+async def lasting(http: httpx.AsyncClient, topic: str) -> AsyncIterator[Any]:
+    """Reader and writer of a request that has begun; cut off at the end."""
+    reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
+    head = f"POST /producers/{topic}?valueFormat=string HTTP/1.1\r\nHost: localhost\r\n"
+    kind = "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+    writer.write(f"{head}{kind}".encode())
+    try:
+        async with asyncio.timeout(60):
+            yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+def piece(data: bytes) -> bytes:
+    """A chunk; the last one if it is empty."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 async def a_line(reader: asyncio.StreamReader) -> bytes:
@@ -332,25 +349,83 @@ async def a_line(reader: asyncio.StreamReader) -> bytes:
 
 
 async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka, name):
-    """Else all that it sends would be kept here, or all that it is told."""
+    """Else all that it sends would be kept here, or all that it is told. Others go on, and it is
+    gone when it goes."""
     async with running_sidecar(kafka.bootstrap, producer={"streamed": 100}) as http:
         await ready(http)
-        _, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        head = f"POST /producers/{name}?valueFormat=string HTTP/1.1\r\nHost: localhost\r\n"
-        kind = "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
-        writer.write(f"{head}{kind}".encode())
-        lines = b'{"partition":0,"value":"%b"}\n' % (b"x" * 10) * 1000
-        piece, sent = b"%x\r\n%b\r\n" % (len(lines), lines), 0
-        try:
-            while sent < 64 << 20:
-                writer.write(piece)
-                async with asyncio.timeout(5):
-                    await writer.drain()
-                sent += len(piece)
-        except TimeoutError:
-            pass
-        else:
-            pytest.fail("64 MiB were taken from a client that reads nothing")
-        finally:
-            writer.transport.abort()
+        before = streaming()
+        async with lasting(http, name) as (_, writer):
+            writer.transport.pause_reading()
+            lines, sent = piece(b'{"partition":0,"value":"%b"}\n' % (b"x" * 10) * 1000), 0
+            try:
+                while sent < 64 << 20:
+                    writer.write(lines)
+                    async with asyncio.timeout(5):
+                        await writer.drain()
+                    sent += len(lines)
+            except TimeoutError:
+                pass
+            else:
+                pytest.fail("64 MiB were taken from a client that reads nothing")
+            assert (await post(http, name, {"partition": 1})).status_code == 200
+            assert streaming() > before
+        await until(lambda: streaming() == before, "the end of its request")
+
+
+def streaming() -> int:
+    """Requests that last, here: each has a task that reads."""
+    return sum("Lines._read" in str(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(
+    monkeypatch, kafka, name
+):
+    monkeypatch.setattr("gateway.sidecar.ndjson.LINGER", 0.1)
+    async with running_sidecar(kafka.bootstrap, producer={"maxBytes": "1000B"}) as http:
+        await ready(http)
+        good = b'{"partition":0,"value":"v"}\n'
+        for first, long in ((0, b"x" * 1001), (2, b"x" * 1001 + b"\n" + good)):
+            async with lasting(http, name) as (reader, writer):
+                writer.write(piece(good * 2 + long))
+                for offset in (first, first + 1):
+                    assert json.loads(await a_line(reader))["offset"] == offset
+                told = json.loads(await a_line(reader))
+                assert told["errorCode"] == 413
+                assert told["error"].startswith("line 3 is over 1000 bytes")
+                assert b"0\r\n\r\n" in await reader.read()
+        assert len(written(kafka, name)) == 4
+
+
+async def test_a_request_that_is_silent_for_long_is_ended_and_told_so(monkeypatch, http, name):
+    monkeypatch.setattr("gateway.sidecar.ndjson.IDLE", 0.5)
+    monkeypatch.setattr("gateway.sidecar.ndjson.LINGER", 0.1)
+    async with lasting(http, name) as (reader, writer):
+        writer.write(piece(b'{"partition":0}\n{"parti'))
+        assert json.loads(await a_line(reader))["offset"] == 0
+        told = json.loads(await a_line(reader))
+        assert told["errorCode"] == 408
+        assert told["error"].startswith("nothing came for 0.5 s")
+        assert b"0\r\n\r\n" in await reader.read()
+
+
+async def test_a_sidecar_that_ends_says_after_which_line_to_go_on(kafka, name):
+    """What was taken is written and told; who reads nothing of that does not hold it up."""
+    made = config_for(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
+    async with (
+        running_gateway({**made, "listen": {"drainTimeout": "3s"}}) as gateway,
+        browsing(gateway) as http,
+        lasting(http, name) as (reader, writer),
+        lasting(http, name) as (_, stuck),
+    ):
+        stuck.transport.pause_reading()
+        stuck.write(piece(b'{"partition":1}\n' * 100_000))
+        writer.write(piece(b'{"partition":0}\n' * 2))
+        for offset in range(2):
+            assert json.loads(await a_line(reader))["offset"] == offset
+        ending = asyncio.create_task(gateway.stop())
+        told = json.loads(await a_line(reader))
+        assert told["errorCode"] == 503
+        assert "go on after line 2 with another one" in told["error"]
+        assert b"0\r\n\r\n" in await reader.read()
+        assert await ending == 0
+    assert sum(message.partition() == 0 for message in written(kafka, name)) == 2
