@@ -68,6 +68,69 @@ def test_each_operation_of_the_contract_is_there_with_its_parameters_and_answers
         assert body["content"]["application/json"]["schema"]["$ref"] == schema["$ref"]
 
 
+@pytest.mark.parametrize(
+    ("path", "method", "asked"), OPERATIONS, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_what_the_contract_answers_and_asks_for_is_still_that(path: str, method: str, asked: Any):
+    """Answers have its schemas, among others; parameters take what it lets them be; and each
+    operation has the statuses that it lacks."""
+    item = SERVED["paths"][path]
+    ours = item[method]
+    assert {"401", "403", "409", "413", "422", "503"} <= ours["responses"].keys()
+    for status, response in asked["responses"].items():
+        for kind, content in response.get("content", {}).items():
+            found = resolved(ours["responses"][status])["content"][kind]["schema"]
+            assert has_schema(found, content["schema"]), f"{method} {path} {status}"
+    shared = [*item.get("parameters", ()), *ours.get("parameters", ())]
+    parameters = {each["name"]: each["schema"] for each in map(resolved, shared)}
+    for each in asked.get("parameters", ()):
+        validator = jsonschema.Draft202012Validator(
+            {**parameters[each["name"]], "components": SERVED["components"]}
+        )
+        kind = each["schema"].get("type")
+        for value in each["schema"].get("enum", [{"string": "orders", "integer": 1000}[kind]]):
+            assert validator.is_valid(value), (each["name"], value)
+
+
+def has_schema(ours: Any, asked: Any) -> bool:
+    """Is it the contract's, or one of several of which it is one?"""
+    if "$ref" in asked and ours.get("$ref") != asked["$ref"]:
+        inner = [*ours.get("anyOf", ()), *ours.get("allOf", ())]
+        inner += [resolved(ours)] if "$ref" in ours else []
+        return any(has_schema(each, asked) for each in inner)
+    if "items" in asked:
+        arrays = [ours, *ours.get("anyOf", ())]
+        return any("items" in each and has_schema(each["items"], asked["items"]) for each in arrays)
+    return True
+
+
+def test_keys_and_values_are_any_json():
+    for name in ("ConsumerRecord", "ProduceRecord"):
+        validator = jsonschema.Draft202012Validator(SERVED["components"]["schemas"][name])
+        for value in (None, 1, 0.5, "a", True, [1], {"a": {}}):
+            assert validator.is_valid({"key": value, "value": value}), value
+
+
+def test_what_the_seed_has_besides_its_contract_is_served_as_well():
+    added = {
+        "/consumers/deadLetter/reactive": {"get"},
+        "/consumers/deadLetter/active": {"get", "post"},
+        "/consumers/active/audit": {"post"},
+        "/ksqldb/active": {"post"},
+        "/replays": {"get", "post"},
+        "/health/liveness": {"get"},
+        "/health/readiness": {"get"},
+        "/adm/server/info": {"get"},
+        "/adm/logger": {"get", "post"},
+        "/adm/chaosmonkey/{assault}": {"get", "post"},
+        "/adm/shutdown": {"delete"},
+        "/adm/groups/{group}/lag": {"get"},
+        "/adm/groups/{group}/offsets": {"post"},
+    }
+    for path, methods in added.items():
+        assert methods <= SERVED["paths"][path].keys(), path
+
+
 @pytest.mark.parametrize("name", CONTRACT["components"]["schemas"])
 def test_each_schema_of_the_contract_is_there_with_its_fields(name: str):
     asked = CONTRACT["components"]["schemas"][name]
