@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from ruamel.yaml import YAML
 
 import gateway.sidecar
-from gateway.config import Settings, values
+from gateway.config import Settings, dump, loads, values
 from gateway.config.sidecar import Group
 from gateway.config.sidecar import Sidecar as Section
 from gateway.sidecar.spec import DIRECTORY, METHODS, Spec
@@ -141,6 +142,47 @@ def test_every_section_and_its_options_are_named():
         options = [name, *(each for model in models for each in model.model_fields)]
         lacking |= {f"{name}: {each}" for each in map(_camel, options) if each not in whole}
     assert not lacking
+
+
+SERVED = """
+kafka: {servers: [a:9092]}
+sidecar:
+  reactive: {groups: {group: shop, topics: [orders]}}
+  ksqldb: {queries: [{name: paid, query: SELECT}]}
+  producer: {}
+  consumer: {}
+  admin: {}
+  audit: {}
+  deadLetter: {}
+  replay: {}
+"""
+
+
+def defaults(value: Any, way: str = "") -> Iterator[tuple[str, str]]:
+    """Each option's, as it is written in a file."""
+    if isinstance(value, dict):
+        for name, each in value.items():
+            yield from defaults(each, f"{way}.{name}")
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from defaults(value[0], way)
+    else:
+        yield way, str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_the_defaults_in_tables_are_those_of_the_options():
+    """Of rows that name only options, and as many defaults."""
+    known = list(defaults(YAML(typ="safe").load(dump(loads(SERVED)))["sidecar"], "sidecar"))
+    compared = 0
+    for head, cells in tables():
+        if "default" in head:
+            keys = re.findall(r"`([^`]+)`", cells[head[1].startswith("key")])
+            said = [each.strip(" `") for each in cells[head.index("default")].split(",")]
+            if len(said) == len(keys) and not any(" " in each or not each for each in said):
+                for key, default in zip(keys, said, strict=True):
+                    found = {value for name, value in known if f".{name}".endswith(f".{key}")}
+                    assert not found or default in found, f"{key}: {found}"
+                    compared += bool(found)
+    assert compared > 25
 
 
 def test_every_key_of_a_values_file_is_in_its_table():
