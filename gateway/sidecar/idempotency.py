@@ -26,7 +26,7 @@ from ..errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, Partit
 from ..errors import UnknownTopic as Missing
 from ..kafka.messages import TopicAnswer
 from ..kafka.offsets import LATEST, Offset
-from ..kafka.piece import piece
+from ..kafka.piece import OUT_OF_RANGE, piece
 from ..kafka.scan import offset
 from ..kafka.topics import make_topic
 from ..kafka.transaction import Transactions, Write
@@ -248,6 +248,8 @@ class Ledger:
                     log.warning("%s cannot be read: %s", place, exc)
                 self._failure = str(exc)
                 await asyncio.sleep(AGAIN)
+                if isinstance(exc, PartitionFailed) and exc.code == OUT_OF_RANGE:
+                    self._next[place] = 0  # the topic was made anew
                 continue
             self._failure = ""
             now = time.time()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import struct
 import subprocess
@@ -19,6 +20,7 @@ from support.gateways import Gateway, browsing, config_for, running_gateway
 from support.letters import committed
 from support.needs import need
 from support.proxy import Api, KafkaProxy, Request
+from support.sidecars import running_sidecar
 from typer.testing import CliRunner
 
 from gateway.cli import app as cli
@@ -144,6 +146,122 @@ async def test_a_replica_killed_in_the_middle_leaves_nothing_and_another_writes_
             again = await post(good, name, "a", "b", key="k")
             assert again.text == answer.text
     assert values(kafka, name) == [b"a", b"also", b"b", b"warm"]
+
+
+async def test_a_key_is_known_for_its_window_and_of_many_the_latest_are(kafka, topic):
+    name = topic()
+    async with running_sidecar(kafka.bootstrap, **sections(window="1s")) as http:
+        first = await once(http, name, "a", "k")
+        await until_new(http, name, "a", "k")
+        assert first.json()["offsets"][0]["offset"] == 0
+    async with running_sidecar(kafka.bootstrap, **sections(keys=2)) as http:
+        for value in ("1", "2", "3", "3"):
+            told = await once(http, name, value, value)
+        assert told.headers["Idempotent-Replayed"] == "true"
+        assert "Idempotent-Replayed" not in (await once(http, name, "1", "1")).headers
+    assert values(kafka, name) == [b"1", b"1", b"2", b"3", b"a", b"a"]
+
+
+def sections(**idempotency: Any) -> dict[str, Any]:
+    own = {"topic": f"idempotency-{uuid.uuid4().hex[:8]}", **idempotency}
+    return {"producer": {"idempotency": own}}
+
+
+async def once(http: httpx.AsyncClient, topic: str, value: str, key: str) -> httpx.Response:
+    body = {"valueFormat": "string", "records": [{"value": value}]}
+    answer = await http.post(f"/producers/{topic}", json=body, headers={"Idempotency-Key": key})
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+async def until_new(http: httpx.AsyncClient, topic: str, value: str, key: str) -> httpx.Response:
+    """Once the key is forgotten."""
+    async with asyncio.timeout(60):
+        while True:
+            answer = await once(http, topic, value, key)
+            if "Idempotent-Replayed" not in answer.headers:
+                return answer
+            await asyncio.sleep(0.1)
+
+
+async def test_answers_are_the_same_when_their_topic_was_compacted(retention_kafka, topic):
+    """What a key stood for before it was forgotten is gone then, and all others where they were."""
+    kafka, name, log = retention_kafka, topic(), f"idempotency-{uuid.uuid4().hex[:8]}"
+    configs = {
+        "cleanup.policy": "compact", "segment.ms": "300", "min.cleanable.dirty.ratio": "0.01",
+    }  # fmt: skip
+    kafka.create_topic(log, 2, configs=configs)
+    async with running_sidecar(kafka.bootstrap, **sections(topic=log, window="1s")) as http:
+        await once(http, name, "again", "again")
+        kept = await once(http, name, "kept", "kept")
+        again = await until_new(http, name, "again", "again")
+        async with asyncio.timeout(60):
+            for number in itertools.count():
+                await once(http, name, "more", f"{number}")
+                if await asyncio.to_thread(first_of, kafka, log, 1) > 0:
+                    break
+    async with running_sidecar(kafka.bootstrap, **sections(topic=log, window="1h")) as http:
+        for key, answer in (("again", again), ("kept", kept)):
+            assert (await once(http, name, key, key)).text == answer.text
+    assert values(kafka, name).count(b"again") == 2
+    assert values(kafka, name).count(b"kept") == 1
+
+
+def first_of(kafka: Any, topic: str, partition: int) -> int:
+    """The first offset that is still there."""
+    found = committed(kafka, topic, partition + 1)
+    return min(each.offset() for each in found if each.partition() == partition)
+
+
+async def test_a_topic_of_keys_that_was_made_anew_is_used_again(kafka, topic):
+    name, log = topic(), f"idempotency-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(log, 2)
+    async with running_sidecar(kafka.bootstrap, **sections(topic=log)) as http:
+        for key in ("a", "b"):
+            await once(http, name, key, key)
+        await asyncio.to_thread(kafka.admin.delete_topic, log)
+        await asyncio.to_thread(kafka.admin.create_topic, log, 2)
+        async with asyncio.timeout(60):
+            body = {"valueFormat": "string", "records": [{"value": "c"}]}
+            while True:
+                answer = await http.post(
+                    f"/producers/{name}", json=body, headers={"Idempotency-Key": "c"}
+                )
+                if answer.status_code == 200:
+                    break
+                assert answer.status_code == 503, answer.text
+        assert (await once(http, name, "c", "c")).text == answer.text
+    assert values(kafka, name) == [b"a", b"b", b"c"]
+
+
+async def test_an_owner_that_is_slow_and_alive_is_taken_over_from_and_tells_what_the_other_did(
+    kafka, topic
+):
+    """It hears only when it is done that it has been fenced."""
+    name, made = topic(), config(kafka.servers, timeout="3s")
+    async with (
+        KafkaProxy.around(kafka.servers) as proxy,
+        running_gateway(made, command=COMMAND) as good,
+    ):
+        behind = {**made, "kafka": {**made["kafka"], "servers": proxy.bootstrap.split(",")}}
+        async with running_gateway(behind, command=COMMAND) as slow:
+            assert (await post(slow, name, "warm", key="warm")).status_code == 200
+            proxy.on_request = open_for_ever
+            late = asyncio.create_task(post(slow, name, "a", "b", key="k"))
+            async with asyncio.timeout(60):
+                while len(await asyncio.to_thread(uncommitted, kafka, name)) < 3:
+                    pass
+            answer = await post(good, name, "a", "b", key="k")
+            assert answer.status_code == 200, answer.text
+            assert "is taken over from" in good.log
+            proxy.on_request = None
+            told = await late
+            if told.status_code == 503:  # it came back after its client's time: nobody knows
+                assert {each["errorCode"] for each in told.json()["offsets"]} == {504}
+                told = await post(slow, name, "a", "b", key="k")
+            assert (told.status_code, told.text) == (200, answer.text)
+            assert (await post(slow, name, "c", key="another")).status_code == 200
+    assert values(kafka, name) == [b"a", b"b", b"c", b"warm"]
 
 
 def open_for_ever(request: Request) -> bytes | None:
