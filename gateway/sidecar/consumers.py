@@ -33,7 +33,7 @@ from .instance import Instance, meant
 from .instances import NOT_FOUND, Instances
 from .reached import base_uri
 from .scope import READ, WRITE
-from .shown import shown, size_of
+from .shown import shown
 from .spec import wrong
 from .status import Refusal
 from .topics import described, exist
@@ -293,13 +293,9 @@ class Consumers:
         wait = min(given.get("timeout", instance.wishes.wait * 1000), LONGEST_WAIT) / 1000
         most = max(1, given.get("max_bytes", self._settings.request_max_bytes))
         least = max(1, given.get("responseMinBytes", instance.wishes.min_bytes))
-        draining = asyncio.ensure_future(self._context.draining.wait())
 
         async def polled(left: float, gone: asyncio.Future[Any]) -> Sequence[Record]:
-            try:
-                records = await instance.poll(left, most, least, draining, gone)
-            finally:
-                draining.cancel()
+            records = await instance.poll(left, most, least, self._context.draining, gone)
             if not records:
                 self._context.reachable()
             return records
@@ -318,9 +314,9 @@ class Consumers:
         self._polls["left" if not arrived else "records" if records else "empty"] += 1
         if not arrived:
             return
-        for record in records:
-            self._records[record.tp.topic] += 1
-            self._bytes[record.tp.topic] += size_of((record,))
+        for tp, _, _, _, key, value, _ in records:
+            self._records[tp.topic] += 1
+            self._bytes[tp.topic] += len(key or b"") + len(value or b"")
         if isinstance(self._context.audit, Unaudited):
             return
         for record in records:

@@ -190,11 +190,11 @@ class Instance:
     # records
 
     async def poll(
-        self, wait: float, most: int, least: int, *ends: asyncio.Future[Any]
+        self, wait: float, most: int, least: int, end: asyncio.Event, gone: asyncio.Future[Any]
     ) -> list[Record]:
         """In a `long` turn. wait in seconds; most, least: bytes of keys and values.
 
-        ends: futures, each of which ends it, without records. Nothing is lost if it is cancelled.
+        end, gone: each of them ends it, without records. Nothing is lost if it is cancelled.
         """
         consumer, settings = self._reading(), self._settings
         self._done.update(self._returned)
@@ -206,18 +206,22 @@ class Instance:
         polling = asyncio.ensure_future(
             consumer.poll(wait, min_bytes=least, max_bytes=size, max_records=records)
         )
-        hurry = asyncio.ensure_future(self._hurry.wait())
+        ends: list[asyncio.Future[Any]] = [gone]
         try:
-            await asyncio.wait([polling, hurry, *ends], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(0)  # what is there already needs nobody to wait for
+            if not polling.done():
+                ends += [asyncio.ensure_future(each.wait()) for each in (self._hurry, end)]
+                await asyncio.wait([polling, *ends], return_when=asyncio.FIRST_COMPLETED)
             return polling.result() if polling.done() else []
         except asyncio.CancelledError:
             if polling.done() and not polling.cancelled() and polling.exception() is None:
                 self.give_back(polling.result())
             raise
         finally:
-            hurry.cancel()
-            polling.cancel()
-            await asyncio.wait([polling])
+            for each in (polling, *ends[1:]):
+                each.cancel()
+            if not polling.done():
+                await asyncio.wait([polling])
 
     def returned(self, records: Sequence[Record]) -> None:
         """They were written to the client."""

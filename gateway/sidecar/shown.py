@@ -8,7 +8,8 @@ is told in its record, `error`, and given in base64: one bad record must not sto
 from __future__ import annotations
 
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import orjson
@@ -20,6 +21,7 @@ from ..formats.plain import plain_value
 
 Headers: TypeAlias = Sequence[tuple[str, bytes | None]]
 Formats: TypeAlias = Callable[[str], tuple[Format, Format]]
+Read: TypeAlias = Callable[[bytes], Any]
 
 
 def text_headers(headers: Headers) -> dict[str, Any]:
@@ -75,66 +77,59 @@ async def shown(
 ) -> bytes:
     """As an array. formats: of a topic's keys and values. bare: without headers where there are
     none. Raises RegistryUnavailable."""
-    known: dict[str, tuple[Format, Format]] = {}
-    for record in records:
-        if record.tp.topic not in known:
-            known[record.tp.topic] = formats(record.tp.topic)
-    for topic, (of_keys, of_values) in known.items():
+    readers: dict[str, tuple[Read, Read]] = {}
+    for topic in {record.tp.topic for record in records}:
+        of_keys, of_values = formats(topic)
         if of_keys.has_schema or of_values.has_schema:
             some = [record for record in records if record.tp.topic == topic]
             await codecs.learn(of_keys, topic, True, (record.key for record in some))
             await codecs.learn(of_values, topic, False, (record.value for record in some))
-    return orjson.dumps(
-        [_one(codecs, each, *known[each.tp.topic], headers, bare) for each in records]
-    )
+        readers[topic] = _reader(codecs, of_keys), _reader(codecs, of_values)
+    made: list[dict[str, Any]] = []
+    for (topic, partition), offset, _, timestamp, key, value, pairs in records:
+        errors: list[str] = []
+        read_key, read_value = readers[topic]
+        one = {
+            "topic": topic,
+            "key": _read(read_key, key, "key", errors) if key else _none(key),
+            "value": _read(read_value, value, "value", errors) if value else _none(value),
+            "partition": partition,
+            "offset": offset,
+            "timestamp": timestamp,
+        }
+        if pairs or not bare:
+            one["headers"] = headers(pairs)
+        if errors:
+            one["error"] = "; ".join(errors)
+        made.append(one)
+    return orjson.dumps(made)
 
 
-def _one(
-    codecs: Codecs,
-    record: Record,
-    of_keys: Format,
-    of_values: Format,
-    headers: Callable[[Headers], Any],
-    bare: bool,
-) -> dict[str, Any]:
-    errors: list[str] = []
-    topic, partition = record.tp
-    made = {
-        "topic": topic,
-        "key": _read(codecs, of_keys, topic, True, record.key, errors),
-        "value": _read(codecs, of_values, topic, False, record.value, errors),
-        "partition": partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp,
-    }
-    if record.headers or not bare:
-        made["headers"] = headers(record.headers)
-    if errors:
-        made["error"] = "; ".join(errors)
-    return made
+def _none(data: bytes | None) -> str | None:
+    return None if data is None else ""
 
 
-def _read(
-    codecs: Codecs, format: Format, topic: str, is_key: bool, data: bytes | None, errors: list[str]
-) -> Any:
-    if not data:
-        return None if data is None else ""
-    if format is Format.BINARY:
-        return base64(data)
+def _read(read: Read, data: bytes, what: str, errors: list[str]) -> Any:
     try:
-        if format is Format.JSON:
-            plain_value(format, data)
-            return orjson.Fragment(data)
-        if format.has_schema:
-            return orjson.Fragment(codecs.text_known(format, data))
-        return codecs.decode_known(format, topic, is_key, data)
+        return read(data)
     except FormatError as exc:
-        errors.append(f"{'key' if is_key else 'value'}: {exc}; it is given in base64")
+        errors.append(f"{what}: {exc}; it is given in base64")
     except SchemaUnknown:
-        errors.append(f"{'key' if is_key else 'value'}: its schema is unknown; it is in base64")
+        errors.append(f"{what}: its schema is unknown; it is given in base64")
     return base64(data)
 
 
-def size_of(records: Iterable[Record]) -> int:
-    """Bytes of keys and values."""
-    return sum(len(each.key or b"") + len(each.value or b"") for each in records)
+def _reader(codecs: Codecs, format: Format) -> Read:
+    """Raises FormatError and SchemaUnknown."""
+    if format is Format.BINARY:
+        return base64
+    if format is Format.JSON:
+        return _json
+    if format.has_schema:
+        return lambda data: orjson.Fragment(codecs.text_known(format, data))
+    return partial(plain_value, format)
+
+
+def _json(data: bytes) -> orjson.Fragment:
+    plain_value(Format.JSON, data)
+    return orjson.Fragment(data)
