@@ -20,12 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from . import catalog, machine, plots, report, results
 from .journal import Run
 from .kafka import RealKafka, real_kafka
-from .peers.peer import Peer
+from .peers.peer import Partaker
 from .works.work import Cell
 
 LONGEST = 60.0  # s; what one of a work and a peer takes, and the end
 err = Console(stderr=True, highlight=False)
-Plan = list[tuple[str, Peer]]
+Plan = list[tuple[str, Partaker]]
 
 
 def chosen(words: list[str] | None, names: list[str], what: str) -> list[str]:
@@ -87,7 +87,7 @@ def main(
     raise typer.Exit(0 if ok else 1)
 
 
-def plan(run: Run, peers: list[Peer]) -> Plan:
+def plan(run: Run, peers: list[Partaker]) -> Plan:
     """What is left to do; peers that cannot take part are noted."""
     run.absent = {peer.name: lacks for peer in peers if (lacks := peer.missing())}
     return [
@@ -95,7 +95,7 @@ def plan(run: Run, peers: list[Peer]) -> Plan:
         for work in run.asked["works"]
         for peer in peers
         if peer.name not in run.absent
-        and work not in peer.skips
+        and catalog.takes_part(peer, work)
         and (work, peer.name) not in run.cells
     ]
 
@@ -140,7 +140,9 @@ def measure(run: Run, cells: Plan, ends: float = math.inf) -> bool:
     return not failed
 
 
-def one(kafka: RealKafka, work: str, peer: Peer, pace: Mapping[str, float] | None = None) -> Cell:
+def one(
+    kafka: RealKafka, work: str, peer: Partaker, pace: Mapping[str, float] | None = None
+) -> Cell:
     """pace: see `catalog.work_of`."""
     began = time.monotonic()
     try:

@@ -8,13 +8,15 @@ from typing import Any, TypeAlias
 
 from .feed import Wire
 from .peers.by_hand import ByHand
+from .peers.carriers import Carriers
 from .peers.centrifugo import Centrifugo
 from .peers.nchan import Nchan
 from .peers.ours import Ours
-from .peers.peer import Peer
+from .peers.peer import Partaker, Peer
 from .peers.raw import Raw
 from .works import (
     broadcast,
+    carrying,
     catchup,
     deflate,
     first,
@@ -30,7 +32,7 @@ from .works.work import Cell
 Work: TypeAlias = Callable[..., Coroutine[Any, Any, Cell]]  # of a Kafka and a peer
 
 # The gateway is first: it sets the pace at which the bare loops go a second time.
-PEERS: Sequence[Peer] = (
+STREAMS: Sequence[Peer] = (
     Ours(Wire.SSE),
     Ours(Wire.WS),
     Raw(Wire.SSE),
@@ -44,6 +46,7 @@ PEERS: Sequence[Peer] = (
     Centrifugo(Wire.SSE),
     Centrifugo(Wire.WS),
 )
+PEERS: Sequence[Partaker] = (*STREAMS, Carriers())
 
 # Those with a goal are first: the time may be up before the end.
 WORKS: Mapping[str, Work] = {
@@ -66,10 +69,17 @@ WORKS: Mapping[str, Work] = {
         size=broadcast.Size(clients=(10, 100, 1000, 5000, 10_000), seconds=1.0, repeats=1),
     ),
     "deflate": partial(deflate.run, size=deflate.Size()),
+    "sidecar-produce": partial(carrying.run, size=carrying.Size("produce", by_hand=2000)),
+    "sidecar-consume": partial(carrying.run, size=carrying.Size("consume")),
 }
 
 
-def work_of(name: str, peer: Peer, pace: Mapping[str, float]) -> Work:
+def takes_part(peer: Partaker, work: str) -> bool:
+    """Streams are for who serves them."""
+    return work not in peer.skips and work.startswith("sidecar-") == isinstance(peer, Carriers)
+
+
+def work_of(name: str, peer: Partaker, pace: Mapping[str, float]) -> Work:
     """A work as this peer does it. pace: rounds a second by case, for who has no Kafka before it
     that would set one."""
     paced = name in ("broadcast", "joined") and isinstance(peer, Raw)

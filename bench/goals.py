@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from .journal import Run
 from .results import rounded
+from .works.carrying import SHARE
 from .works.work import PER_CPU, Row
 
 BOTH = ("gateway-sse", "gateway-ws")
@@ -54,6 +55,8 @@ GOALS = (
     Goal("loop", "", "longest callback, cpu", 10),
     Goal("telemetry", "", "of what it does without", 95, least=True),
     Goal("telemetry", "", "a scrape", 50),
+    Goal("sidecar-produce", "sidecar", SHARE, 0.5, least=True, peers=("sidecar",)),
+    Goal("sidecar-consume", "sidecar", SHARE, 0.4, least=True, peers=("sidecar",)),
 )
 
 

@@ -64,10 +64,23 @@ class Served:
     stop: Callable[[], Awaitable[object]] | None = None
 
 
-class Peer(Protocol):
+class Partaker(Protocol):
+    """What a bench measures."""
+
     @property
     def name(self) -> str:
         """What is measured and on which wire: `gateway-sse`."""
+
+    @property
+    def skips(self) -> frozenset[str]:
+        """Works that it has nothing for."""
+
+    def missing(self) -> str:
+        """What has to be installed before it runs here; empty if nothing."""
+
+
+class Peer(Partaker, Protocol):
+    """A server of streams."""
 
     @property
     def wire(self) -> Wire: ...
@@ -79,13 +92,6 @@ class Peer(Protocol):
     @property
     def most(self) -> int:
         """Clients that it can be asked to take."""
-
-    @property
-    def skips(self) -> frozenset[str]:
-        """Works that it has nothing for."""
-
-    def missing(self) -> str:
-        """What has to be installed before it runs here; empty if nothing."""
 
     def serve(self, kafka: Kafka, shape: Shape) -> AbstractAsyncContextManager[Served]: ...
 

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 import pytest
 from support.brokers import Broker
 
-from bench import catalog
+from bench import catalog, orders
 from bench.exact import Connection, Exact
 from bench.feed import Wire
 from bench.kafka import MockKafka, RealKafka
 from bench.machine import cost
+from bench.peers import carriers
 from bench.peers.by_hand import ByHand
 from bench.peers.centrifugo import Centrifugo
 from bench.peers.ours import Ours
@@ -22,6 +23,7 @@ from bench.peers.peer import Peer, Shape
 from bench.peers.raw import Raw
 from bench.works import (
     broadcast,
+    carrying,
     catchup,
     deflate,
     first,
@@ -250,6 +252,29 @@ async def test_with_telemetry_and_without_are_worked_in_turns(mock, wire):
         for how in (telemetry.WITH, telemetry.WITHOUT):
             assert value(cell, PER_CPU, f"{case}, {how}") > 0
     assert value(cell, "a scrape", "5 clients") > 0
+
+
+@pytest.mark.parametrize("work", ["produce", "consume"])
+async def test_a_sidecar_a_library_and_a_bridge_by_hand_carry_all_records(real, work):
+    size = carrying.Size(
+        work, records=60, by_hand=60, clients=2, batch=10, partitions=4, rounds=1, formats=("json",)
+    )
+    cell = await carrying.run(real, None, size)
+    for name in (carriers.LIBRARY, "sidecar, json", carriers.BRIDGE):
+        assert value(cell, carrying.RECORDS, name) > 0
+        assert value(cell, carrying.SHARE, name) > 0
+
+
+def test_streams_and_records_have_works_of_their_own():
+    carrier, gateway = carriers.Carriers(), Ours(SSE)
+    assert catalog.takes_part(carrier, "sidecar-produce")
+    assert not catalog.takes_part(carrier, "lat")
+    assert catalog.takes_part(gateway, "lat")
+    assert not catalog.takes_part(gateway, "sidecar-produce")
+
+
+def test_an_order_is_a_record_of_its_size():
+    assert {len(orders.written(n)) for n in range(200)} == {orders.SIZE}
 
 
 def test_a_compiled_loop_is_left_out_where_nothing_compiles(monkeypatch):

@@ -1,0 +1,45 @@
+"""Records of 1 KB as services write them: an order, in JSON, under its customer's key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+SIZE = 1024  # bytes of a value
+KEYS = 1000
+
+
+def key(n: int) -> str:
+    return f"customer-{n % KEYS}"
+
+
+def order(n: int) -> dict[str, Any]:
+    """Numbers, truth values, texts, an object and a list; `SIZE` bytes without spaces."""
+    made: dict[str, Any] = {
+        "order": f"o-{n:08d}",
+        "customer": key(n),
+        "placed": "2026-01-31T12:00:00.000Z",
+        "currency": "EUR",
+        "total": 1234.5,
+        "paid": True,
+        "voucher": None,
+        "address": {
+            "name": "Zoë Ångström",
+            "street": "Rue de l'Église 12",
+            "city": "Besançon",
+            "zip": "25000",
+            "country": "FR",
+        },
+        "lines": [
+            {"sku": f"s-{n % 97:05d}-{each}", "name": "Teapot, blue", "count": each, "price": 19.95}
+            for each in range(1, 8)
+        ],
+        "note": "",
+    }
+    made["note"] = "x" * (SIZE - len(orjson.dumps(made)))
+    return made
+
+
+def written(n: int) -> bytes:
+    return orjson.dumps(order(n))
