@@ -56,28 +56,23 @@ class Commits:
     ) -> None:
         """Raises NotOwned for what is not the member's (any more), after the rest is committed;
         AccessDenied, GroupFailed; BrokerUnavailable when `within` seconds were not enough."""
-        tally, left = self.coordinators.tallies.commits, dict(offsets)
+        left = dict(offsets)
         deadline, lacking = self._deadline(within), set[TopicPartition]()
         pause, failure = _PAUSE[0], BrokerUnavailable("no answer in time", timeout=True)
-        try:
-            while left:
-                lacking |= self._drop(left)
-                if not left:
-                    break
-                request = self._request(left, ids)
-                try:
-                    answer = await self.coordinators.send(self.group, request)
-                    errors = {tp: answer.errors.get(tp, 0) for tp in left}
-                except BrokerUnavailable as exc:
-                    errors, failure = dict.fromkeys(left, 7), exc
-                left = {tp: one for tp, one in left.items() if errors[tp]}
-                if left:
-                    await self._mend({errors[tp] for tp in left}, left, deadline, pause, failure)
-                    pause = min(pause * 2, _PAUSE[1])
-        except KafkaError as exc:
-            tally[self.group, "refused" if isinstance(exc, NotOwned) else "failed"] += 1
-            raise
-        tally[self.group, "committed"] += 1
+        while left:
+            lacking |= self._drop(left)
+            if not left:
+                break
+            request = self._request(left, ids)
+            try:
+                answer = await self.coordinators.send(self.group, request)
+                errors = {tp: answer.errors.get(tp, 0) for tp in left}
+            except BrokerUnavailable as exc:
+                errors, failure = dict.fromkeys(left, 7), exc
+            left = {tp: one for tp, one in left.items() if errors[tp]}
+            if left:
+                await self._mend({errors[tp] for tp in left}, left, deadline, pause, failure)
+                pause = min(pause * 2, _PAUSE[1])
         if lacking:
             raise NotOwned(f"not this member's (any more): {', '.join(map(str, sorted(lacking)))}")
 

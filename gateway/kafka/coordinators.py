@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 DENIED = 30  # GROUP_AUTHORIZATION_FAILED
+MOST = 10_000  # groups whose coordinators are kept in mind
 _SOON = 0.1  # seconds until a lookup is worth while again
 
 
@@ -94,6 +95,8 @@ class Coordinators:
         self._finding.pop(group, None)
         if not done.cancelled() and done.exception() is None:
             self._nodes[group] = done.result()
+            if len(self._nodes) > MOST:
+                del self._nodes[next(iter(self._nodes))]
 
     async def _ask(self, group: str) -> int:
         """From whoever answers: one broker after the other."""

@@ -218,7 +218,7 @@ class Group:
     def _own(self, event: Ownership) -> None:
         if isinstance(event, Lost):
             self._losses += 1
-            self._cluster.coordinators.tallies.lost[self.name] += len(event.tps)
+            self._cluster.coordinators.tallies.bereaved(self.name, len(event.tps))
             log.warning("group %s: lost %s: %s", self.name, _listed(event.tps), event.why)
         self._owner.owns(event)
         self._events.append(event)

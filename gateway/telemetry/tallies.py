@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from .histogram import Histogram
 
+MOST_GROUPS = 1000
+
 
 @dataclass(slots=True)
 class Reads:
@@ -83,17 +85,25 @@ class Writes:
 class Groups:
     """What becomes of consumer groups whose members are here, by group.
 
+    Clients choose names of groups, so only the first `MOST_GROUPS` have figures of their own; what
+    is told of others is under "".
     seconds: from where a member left RUNNING to where it was there again.
     lost:    partitions that were another's before their member could give them up.
-    commits: by group and what became of them (`committed, refused, failed`).
     """
 
     seconds: dict[str, Histogram] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
-    commits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _names: set[str] = field(default_factory=set)
 
     def rebalanced(self, group: str, seconds: float) -> None:
-        found = self.seconds.get(group)
-        if found is None:
-            found = self.seconds[group] = Histogram()
-        found.observe(seconds)
+        self.seconds.setdefault(self._name(group), Histogram()).observe(seconds)
+
+    def bereaved(self, group: str, partitions: int) -> None:
+        self.lost[self._name(group)] += partitions
+
+    def _name(self, group: str) -> str:
+        if group not in self._names:
+            if len(self._names) >= MOST_GROUPS:
+                return ""
+            self._names.add(group)
+        return group
