@@ -21,7 +21,7 @@ from typing import Literal
 from gateway.core.held import EARLIEST, LATEST, Held
 from gateway.core.member import State
 from gateway.core.record import Record, TopicPartition
-from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, NotOwned
+from gateway.errors import BrokerUnavailable, KafkaError, NotOwned, PartitionFailed
 
 from . import protocols
 from .cluster import Cluster
@@ -88,6 +88,7 @@ class GroupConsumer:
         )
         self._prefetch = prefetch
         self._polling = asyncio.Lock()
+        self._told: dict[TopicPartition, KafkaError] = {}
         self._closed = False
         self._turn = 0
 
@@ -134,8 +135,9 @@ class GroupConsumer:
 
         The broker waits, for each leader on its own. What is too much is kept for the next poll;
         so is what comes after the caller was cancelled. At least one record comes, however large.
-        Raises AccessDenied, PartitionFailed (no offset to go on from), GroupFailed; not when Kafka
-        is away: see `Cluster.reachable`.
+        Raises GroupFailed. AccessDenied and PartitionFailed (no offset to go on from) are of one
+        partition, and the others go on: told once, and PartitionFailed again by each poll that has
+        nothing else to give. Kafka being away raises nothing: see `Cluster.reachable`.
         """
         async with self._polling:
             now, asked = asyncio.get_running_loop().time, False
@@ -146,7 +148,10 @@ class GroupConsumer:
                 over = asked and now() >= deadline
                 late = deadline + GRACE if self._intake.busy else deadline
                 if self._enough(min_bytes, max_records) or (over and now() >= late):
-                    return self._take(max_records, max_bytes)
+                    taken = self._take(max_records, max_bytes)
+                    if not taken:
+                        self._stand()
+                    return taken
                 again = late
                 if not over:
                     wait, asked = max(0.0, deadline - now()), True
@@ -190,9 +195,20 @@ class GroupConsumer:
         if self._tenure.failure is not None:
             raise self._tenure.failure
         for tp, failure in self._intake.failures.items():
-            if isinstance(failure, AccessDenied):  # told once; it is tried again, slowly
-                del self._intake.failures[tp]
-            raise failure
+            if self._told.get(tp) is not failure:
+                self._told[tp] = failure
+                raise failure
+
+    def _stand(self) -> None:
+        """Nothing comes: say what needs a seek."""
+        for failure in self._intake.failures.values():
+            if isinstance(failure, PartitionFailed):
+                raise failure
+
+    @property
+    def failures(self) -> Mapping[TopicPartition, KafkaError]:
+        """Why some partitions are not read now."""
+        return self._intake.failures
 
     # positions
 

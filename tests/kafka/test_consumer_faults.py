@@ -150,6 +150,36 @@ async def test_what_never_makes_sense_is_told_until_it_is_sought_past(kafka, top
         assert [each.value for each in await polled(consumer, 1)] == [b"b"]
 
 
+async def test_a_partition_with_nowhere_to_go_on_from_is_told_and_holds_up_no_other(kafka, topic):
+    """Once while there is something to return, and again by each poll that has nothing else."""
+    lost, name = topic(), topic()
+    await produce(kafka.bootstrap, lost, [b"x"])
+    await produce(kafka.bootstrap, name, [b"a"])
+    tp = TopicPartition(lost, 0)
+    async with cluster(kafka.bootstrap, lost, name) as made:
+        consumer = GroupConsumer(made, "", auto_offset_reset="none")
+        consumer.assign([tp, TopicPartition(name, 0)])
+        consumer.seek(tp, 7)
+        consumer.seek(TopicPartition(name, 0), 0)
+        told: list[str] = []
+        seen: list[bytes | None] = []
+        async with asyncio.timeout(LONG):
+            while not (told and seen):
+                try:
+                    seen += [each.value for each in await consumer.poll(1.0)]
+                except PartitionFailed as exc:
+                    told.append(exc.topic)
+            await produce(kafka.bootstrap, name, [b"b"])
+            assert [each.value for each in await polled(consumer, 1)] == [b"b"]
+        assert (told, seen, set(consumer.failures)) == ([lost], [b"a"], {tp})
+        with pytest.raises(PartitionFailed, match="seek"):
+            await consumer.poll(0.1)
+        consumer.seek(tp, 0)
+        assert [each.value for each in await polled(consumer, 1)] == [b"x"]
+        assert not consumer.failures
+        await consumer.close()
+
+
 async def test_a_listener_says_from_where_what_it_was_given_is_read(kafka, topic):
     """Whatever is committed, and before anything of it is returned."""
     name, group = topic(partitions=2), f"group-{uuid.uuid4().hex[:8]}"

@@ -131,9 +131,10 @@ class ReactiveGroup:
                 if str(error) != self.failure:
                     log.error("group %s cannot be read: %s", self.name, error)
                 self.failure = str(error)
-                await asyncio.sleep(AGAIN)
+                if error not in consumer.failures.values():  # of one partition: others go on
+                    await asyncio.sleep(AGAIN)
                 continue
-            self.failure = None
+            self.failure = next(map(str, consumer.failures.values()), None)
             for record in records:
                 self._of[record.tp].lane.put((record,))
             for runner in {self._of[record.tp] for record in records}:
