@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 WAIT = 1.0  # seconds that Kafka holds back a fetch without news
 AGAIN = 0.25  # seconds until what failed is tried again
+DENIED_AGAIN = 5.0  # seconds until what is not allowed is
 SWEEP = 60.0  # seconds
 RECENT = 1000  # answers that are kept beside their places
 KEY = 16  # bytes of a key; a claim's record has its owner behind that
@@ -71,13 +72,15 @@ class Ledger:
         self._reads = asyncio.Event()
         self._moved = asyncio.Condition()
         self._failure = "it is not read yet"
+        self._denied: AccessDenied | None = None
 
     async def once(self, scope: str, digest: bytes, work: Work) -> Answered:
         """Of the first who came with this scope, in the window. scope: identity, topic and key.
         digest: of what is to be done.
 
-        Raises Refusal 422 for another digest; BrokerUnavailable, with `timeout` where nobody knows
-        by now whether it was done; whatever `work` raises.
+        Raises Refusal 422 for another digest; AccessDenied where claims may not be read or written;
+        BrokerUnavailable, with `timeout` where nobody knows by now whether it was done; whatever
+        `work` raises.
         """
         key, mine = hashlib.sha256(scope.encode()).digest()[:KEY], _Mine()
         try:
@@ -98,6 +101,8 @@ class Ledger:
 
     async def _attempt(self, key: bytes, digest: bytes, work: Work, mine: _Mine) -> Answered | None:
         """None: look again."""
+        if self._denied is not None:
+            raise self._denied.with_traceback(None)
         known = self.claims.result(key, time.time())
         if known is not None:
             _same(known.digest, digest)
@@ -187,10 +192,15 @@ class Ledger:
             try:
                 places = await self._begin()
                 break
+            except AccessDenied as exc:
+                self._denied = exc
+                self._reads.set()  # whoever waits is told
+                await asyncio.sleep(DENIED_AGAIN)
             except KafkaError as exc:
-                self._failure = str(exc)
+                self._failure, self._denied = str(exc), None
+                self._reads.clear()
                 await asyncio.sleep(AGAIN)
-        self._failure = ""
+        self._failure, self._denied = "", None
         self._reads.set()
         async with asyncio.TaskGroup() as group:
             for place in places:
@@ -243,6 +253,10 @@ class Ledger:
         while True:
             try:
                 got = await piece(cluster, place, self._next[place], max_wait=WAIT)
+            except AccessDenied as exc:
+                self._denied = exc
+                await asyncio.sleep(DENIED_AGAIN)
+                continue
             except KafkaError as exc:
                 if self._failure != str(exc):
                     log.warning("%s cannot be read: %s", place, exc)
@@ -251,7 +265,7 @@ class Ledger:
                 if isinstance(exc, PartitionFailed) and exc.code == OUT_OF_RANGE:
                     self._next[place] = 0  # the topic was made anew
                 continue
-            self._failure = ""
+            self._failure, self._denied = "", None
             now = time.time()
             for record in got.records:
                 self._hear(record, now)

@@ -47,9 +47,15 @@ def session_secured(authority: Authority) -> Iterator[LocalKafka]:
         yield kafka
 
 
-def allow(admin: Admin, principal: str, topic: str, *operations: AclOperation) -> None:
-    """principal: User:carol, User:CN=client."""
-    pattern = (ResourceType.TOPIC, topic, ResourcePatternType.LITERAL)
+def allow(
+    admin: Admin,
+    principal: str,
+    name: str,
+    *operations: AclOperation,
+    kind: ResourceType = ResourceType.TOPIC,
+) -> None:
+    """principal: User:carol, User:CN=client. name: of the topic, or what `kind` says."""
+    pattern = (kind, name, ResourcePatternType.LITERAL)
     rules = [
         AclBinding(*pattern, principal, "*", operation, AclPermissionType.ALLOW)
         for operation in operations

@@ -16,10 +16,17 @@ from gateway.cli.beside import sidecar
 
 @asynccontextmanager
 async def running_sidecar(
-    bootstrap: str | Iterable[str], *, guards: Any = None, catalogs: Any = None, **sections: Any
+    bootstrap: str | Iterable[str],
+    *,
+    guards: Any = None,
+    catalogs: Any = None,
+    listen: Any = None,
+    security: Any = None,
+    **sections: Any,
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of it. sections: of `sidecar`, empty ones too."""
-    beside = {"guards": guards, "catalogs": catalogs}
+    """A client of it. sections: of `sidecar`, empty ones too. security: of `kafka`."""
+    kafka = None if security is None else {"security": security}
+    beside = {"guards": guards, "catalogs": catalogs, "listen": listen, "kafka": kafka}
     more = {name: section for name, section in beside.items() if section is not None}
     config = config_for(bootstrap, [], [], sidecar=sections, **more)
     async with (
