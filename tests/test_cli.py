@@ -181,7 +181,7 @@ def test_debug_shows_where_an_error_comes_from(room, config):
 
 def test_run_serves_what_was_loaded(room, config):
     serve = Calls()
-    room("gateway.config", load=lambda path: ("settings of", path))
+    room("gateway.config", load=lambda path, **_: ("settings of", path))
     room("gateway.web.server", serve=serve)
     result = gateway_with("run", "-c", str(config), "--debug", "kafka", "--debug", "hub")
     assert result.exit_code == 0
@@ -204,6 +204,30 @@ def test_run_takes_the_number_of_workers_and_gives_back_their_status(
     room("gateway.web.server", serve=serve)
     result = gateway_with("run", "-c", str(config), *arguments)
     assert (result.exit_code, served) == (status, [3 if arguments else 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sections", "said"),
+    [
+        (["run", "--workers", "2"], "sidecar: {consumer: {}}", "set listen.workers: 1"),
+        (
+            ["sidecar", "--host", "0.0.0.0"],
+            "sidecar: {producer: {}, guarded: {g: []}}\n"
+            "guards: {g: {type: inline, credentials: {headers: {authorization: '{credentials}'}}, "
+            "users: {u: {token: t}}}}",
+            "listen.host lets other machines in",
+        ),
+    ],
+)
+def test_an_option_that_does_not_fit_the_file_is_refused_as_if_it_stood_there(
+    room, config, arguments, sections, said
+):
+    config.write_text(f"kafka: {{servers: [a:9092]}}\n{sections}\n")
+    command, *options = arguments
+    room("gateway.web.server", serve=lambda settings, **_: 0)
+    assert gateway_with(command, "-c", str(config)).exit_code == 0
+    result = gateway_with(command, "-c", str(config), *options)
+    assert (result.exit_code, said in result.output) == (78, True), result.output
 
 
 def test_check_says_ok(config):

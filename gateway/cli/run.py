@@ -59,11 +59,7 @@ def run(
             )
 
     def loaded() -> Settings:
-        settings = load(config)
-        if workers is None:
-            return settings
-        listen = settings.listen.model_copy(update={"workers": workers})
-        return settings.model_copy(update={"listen": listen})
+        return load(config, listen={"workers": workers})
 
     with _written(pid_file):
         status = serve(loaded(), debug=set(debug or ()), load=loaded, beside=beside.sidecar)

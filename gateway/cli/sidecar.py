@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -56,19 +56,16 @@ def sidecar(
             raise typer.BadParameter(what, param_hint="--debug")
 
     def loaded() -> Settings:
-        return alone(load(config, values=values), str(config), host=host, port=port)
+        return alone(load(config, values=values, listen={"host": host, "port": port}), str(config))
 
     status = serve(loaded(), debug=set(debug or ()), load=loaded, beside=sidecar_alone)
     if status:
         raise typer.Exit(status)
 
 
-def alone(settings: Settings, name: str, **listen: Any) -> Settings:
-    """Without streams. name: of the file. listen: what beats its options. Raises ConfigError for
-    settings without a sidecar."""
+def alone(settings: Settings, name: str) -> Settings:
+    """Without streams. name: of the file. Raises ConfigError for settings without a sidecar."""
     if settings.sidecar is None:
         what = "there is no section sidecar; add one, such as `sidecar: {producer: {}}`"
         raise ConfigError([f"{name}:1:1: {what}"])
-    over = {option: value for option, value in listen.items() if value is not None}
-    changed = {"routes": (), "listen": settings.listen.model_copy(update=over)}
-    return settings.model_copy(update=changed)
+    return settings.model_copy(update={"routes": ()})

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -88,9 +90,15 @@ __all__ = [
 ]
 
 
-def load(path: str | os.PathLike[str], *, values: str | os.PathLike[str] | None = None) -> Settings:
-    """The settings of a file. values: a file of single options that beat it; see there. Raises
-    ConfigError with every problem found in them."""
+def load(
+    path: str | os.PathLike[str],
+    *,
+    values: str | os.PathLike[str] | None = None,
+    listen: Mapping[str, Any] = MappingProxyType({}),
+) -> Settings:
+    """The settings of a file. values: a file of single options that beat it; see there. listen:
+    options of that section that beat both; None counts for nothing. Raises ConfigError with every
+    problem found in them."""
     name = os.fspath(path)
     try:
         raw = Path(path).read_bytes()
@@ -98,7 +106,7 @@ def load(path: str | os.PathLike[str], *, values: str | os.PathLike[str] | None 
         reason = getattr(error, "strerror", None) or error
         raise ConfigError([f"{name}:1:1: cannot be read ({reason}); check the path"]) from None
     over = None if values is None else read_values(values)
-    return loads(source.decode(raw, name=name), name=name, values=over)
+    return loads(source.decode(raw, name=name), name=name, values=over, listen=listen)
 
 
 def loads(
@@ -107,14 +115,16 @@ def loads(
     name: str = "<string>",
     environ: Mapping[str, str] = os.environ,
     values: Values | None = None,
+    listen: Mapping[str, Any] = MappingProxyType({}),
 ) -> Settings:
-    """The settings of a text; `name` is its file, whose folder `${file:...}` starts at.
+    """The settings of a text; `name` is its file, whose folder `${file:...}` starts at. values,
+    listen: as of `load`.
 
     Raises ConfigError with every problem found in it.
     """
     over = values or Values()
     document = source.read(text, name=name, environ=environ, given=over.texts)
-    document.values = over.over(document.values)
+    document.values = _listening(over.over(document.values), listen)
     error: ValidationError | None = None
     if document.values is not None:
         try:
@@ -125,5 +135,11 @@ def loads(
         except ValidationError as refused:
             error = refused
     elif not document.problems:  # a file with `null` and nothing else
-        return loads("", name=name, environ=environ)
+        return loads("", name=name, environ=environ, values=values, listen=listen)
     raise ConfigError(problems.lines(document, error, Settings)) from None
+
+
+def _listening(raw: Any, options: Mapping[str, Any]) -> Any:
+    given = {name: value for name, value in options.items() if value is not None}
+    written = raw.get("listen") or {} if isinstance(raw, dict) else None
+    return {**raw, "listen": {**written, **given}} if given and isinstance(written, dict) else raw
