@@ -166,6 +166,9 @@ async def _kept(part: Part) -> None:
             return await part.run()
         except Exception:
             log.exception("%s failed; it is begun again", type(part).__name__)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                return  # it failed while it ended, and would never end
             await asyncio.sleep(AGAIN)
 
 

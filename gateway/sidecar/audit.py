@@ -35,6 +35,7 @@ from .body import read
 from .context import Context
 from .ids import current
 from .scope import WRITE
+from .spec import wrong
 from .status import Refusal, answer
 
 log = logging.getLogger(__name__)
@@ -224,13 +225,16 @@ class Audits:
         await self._context.scope(request, WRITE)
         self._operation.parameters(request)
         data = await read(request, LARGEST)
-        records = self._operation.body(data, request.headers.get("content-type"))
+        given = self._operation.body(data, request.headers.get("content-type"))
+        records = [_of_back_end(each, self._service) for each in given]
+        for place, each in enumerate(records):
+            _writable(each, place)
         if self._settings.to != "off":
             if len(records) > MOST - len(self._waiting):
                 what = f"{len(self._waiting)} audit records wait already; try again"
                 raise Refusal(503, what, retry_after=RETRY)
             for each in records:
-                self._put(_of_back_end(each, self._service))
+                self._put(each)
         return answer({"accepted": len(records)}, 202)
 
 
@@ -273,6 +277,14 @@ def _of_back_end(given: Mapping[str, Any], service: str) -> Told:
     }
     given = {name: value for name, value in given.items() if name not in ("record", "processed")}
     return made | {name: value for name, value in given.items() if value is not None}
+
+
+def _writable(record: Told, place: int) -> None:
+    """One that is not would be tried for ever, before all behind it. Raises Refusal 400."""
+    try:
+        orjson.dumps(record)
+    except TypeError:
+        raise wrong(f"[{place}]", "is nested too deep to be written; flatten it") from None
 
 
 def _key(key: bytes | None) -> tuple[str | None, Told]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+MOST = 2.0**63
+
 Fix: TypeAlias = Callable[[Any], Any]
 """Of a valid value; changes dicts and lists in place, and gives back what the value is now."""
 
@@ -50,7 +52,10 @@ def _number(schema: Mapping[str, Any]) -> Fix | None:
 
 
 def _integer(value: Any) -> Any:
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """Within 64 bits, that is: orjson writes no others, and reads them as floats."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < MOST:
+        return int(value)
+    return value
 
 
 def _members(named: Mapping[str, Fix]) -> Fix | None:

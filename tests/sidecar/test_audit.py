@@ -51,6 +51,18 @@ async def test_a_request_that_is_no_audit_is_refused(kafka):
             assert answer.status_code == 400, body
 
 
+async def test_one_that_cannot_be_written_is_refused_and_holds_up_no_other(kafka):
+    """It was tried for ever, also at the end of the sidecar, which never came."""
+    deep: object = "k"
+    for _ in range(300):
+        deep = [deep]
+    async with running_sidecar(kafka.bootstrap, audit={}) as http:
+        for record in ({"key": deep}, {"offset": 1e30}, {"partition": 2.0**31}):
+            answer = await http.post("/consumers/active/audit", json=[{"offset": 1}, record])
+            assert answer.status_code == 400, record
+            assert answer.json()["message"].startswith("[1]")
+
+
 async def test_a_file_has_a_record_a_line(kafka, tmp_path):
     file = tmp_path / "audit.log"
     async with running_sidecar(kafka.bootstrap, audit={"to": "log", "file": str(file)}) as http:

@@ -42,3 +42,9 @@ def test_keys_and_values_of_records_stay_as_they_are_written():
     (record,) = EVERY["postData"].body(text, "application/json")["records"]
     assert type(record["partition"]) is int
     assert type(record["key"]) is type(record["value"]["partition"]) is float
+
+
+def test_what_64_bits_do_not_hold_stays_a_float():
+    text = b'[{"timestamp": 1e30}, {"timestamp": 1e15}]'
+    large, small = EVERY["auditActive"].body(text, "application/json")
+    assert type(large["timestamp"]) is float and type(small["timestamp"]) is int

@@ -189,6 +189,9 @@ async def _kept(group: ReactiveGroup) -> None:
             await group.run()
         except Exception:
             log.exception("group %s failed; it is begun again", group.name)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                return  # it failed while it ended, and would never end
             await asyncio.sleep(AGAIN)
 
 

@@ -1,0 +1,52 @@
+"""What all parts of the sidecar have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from starlette.routing import BaseRoute
+
+from gateway.sidecar import app
+
+
+class Failing:
+    """A part that fails when it is ended, or at once."""
+
+    routes: Sequence[BaseRoute] = ()
+
+    def __init__(self, *, at_once: bool) -> None:
+        self.begun = asyncio.Semaphore(0)
+        self._at_once = at_once
+
+    async def run(self) -> None:
+        self.begun.release()
+        try:
+            if not self._at_once:
+                await asyncio.Event().wait()
+        finally:
+            raise ValueError("it broke")
+
+    async def check(self) -> None: ...
+
+
+async def test_a_part_that_fails_is_begun_again(monkeypatch):
+    monkeypatch.setattr(app, "AGAIN", 0.0)
+    part = Failing(at_once=True)
+    running = asyncio.create_task(app._kept(part))
+    async with asyncio.timeout(60):
+        for _ in range(3):
+            await part.begun.acquire()
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_part_that_fails_while_it_ends_is_not():
+    """It was begun again, and the sidecar never ended."""
+    part = Failing(at_once=False)
+    running = asyncio.create_task(app._kept(part))
+    async with asyncio.timeout(60):
+        await part.begun.acquire()
+        running.cancel()
+        await asyncio.wait([running])
+    assert part.begun.locked()
