@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -73,12 +74,14 @@ def _operation(
         _answer(status, _resolved(document, each))
         for status, each in operation.get("responses", {}).items()
     )
+    description = operation.get("description", "")
+    told = f"<p>{_text(description)}</p>" if description else ""
     scope = f'<p class="note">Scope {escape(", ".join(scopes))}</p>' if scopes else ""
     return f"""
 <details class="operation" id="{escape(operation.get("operationId", ""))}">
   <summary><span class="method">{method.upper()}</span> <code>{escape(path)}</code>
     <span class="what">{escape(operation.get("summary", ""))}</span></summary>
-  <p>{escape(operation.get("description", ""))}</p>{scope}
+  {told}{scope}
   <dl>{facts}{bodies}</dl>
   <h3>Answers</h3><dl>{answers}</dl>
 </details>"""
@@ -87,7 +90,7 @@ def _operation(
 def _parameter(parameter: Mapping[str, Any]) -> str:
     place = parameter["in"] + ("" if parameter.get("required") else ", optional")
     told = f"{parameter.get('description', '')} ({place}; {_kind(parameter['schema'])})"
-    return f"<div><dt><code>{escape(parameter['name'])}</code></dt><dd>{escape(told)}</dd></div>"
+    return f"<div><dt><code>{escape(parameter['name'])}</code></dt><dd>{_text(told)}</dd></div>"
 
 
 def _bodies(given: Mapping[str, Any], term: str) -> Iterator[str]:
@@ -98,7 +101,7 @@ def _bodies(given: Mapping[str, Any], term: str) -> Iterator[str]:
 
 def _answer(status: str, response: Mapping[str, Any]) -> str:
     shapes = [_linked(each.get("schema", {})) for each in response.get("content", {}).values()]
-    told = f"{escape(response.get('description', ''))} {' '.join(dict.fromkeys(shapes))}"
+    told = f"{_text(response.get('description', ''))} {' '.join(dict.fromkeys(shapes))}"
     return f"<div><dt>{escape(status)}</dt><dd>{told}</dd></div>"
 
 
@@ -115,7 +118,12 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
     text = orjson.dumps(schema, option=orjson.OPT_INDENT_2).decode()
     return f"""
 <section class="schema" id="schema-{escape(name)}" tabindex="-1"><h3>{escape(name)}</h3>
-<pre tabindex="0" aria-label="{escape(name)}">{escape(text)}</pre></section>"""
+<pre>{escape(text)}</pre></section>"""
+
+
+def _text(text: str) -> str:
+    """What stands between backquotes is code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
