@@ -6,6 +6,8 @@ import asyncio
 import os
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,11 +74,27 @@ class World:
         }
 
 
+@asynccontextmanager
+async def kept_in(kafka: Broker, topic: str) -> AsyncIterator[dict[str, str]]:
+    """Topics of the sidecar's own, which no other test finds."""
+    names = {what: f"{topic}.{what}" for what in ("idempotency", "audit", "replay", "dlq")}
+    try:
+        yield names
+    finally:
+        for name in names.values():
+            if kafka.admin.exists(name):
+                kafka.admin.delete_topic(name)
+
+
 @pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 async def test_no_request_that_can_be_made_up_is_answered_otherwise_than_specified(kafka: Broker):
     topic, other = kafka.topic(partitions=2), kafka.topic(partitions=2)
     group = f"group-{uuid.uuid4().hex[:8]}"
-    async with running_backend() as backend, running_ksqldb() as ksqldb:
+    async with (
+        kept_in(kafka, topic) as kept,
+        running_backend() as backend,
+        running_ksqldb() as ksqldb,
+    ):
         reactive = {
             "group": group,
             "topics": [topic],
@@ -84,14 +102,14 @@ async def test_no_request_that_can_be_made_up_is_answered_otherwise_than_specifi
             "backend": {"host": backend.base_url},
         }
         sections = {
-            "producer": {},
+            "producer": {"idempotency": {"topic": kept["idempotency"]}},
             "consumer": {"requestTimeout": "50ms"},
             "reactive": {"groups": reactive},
             "ksqldb": {"url": ksqldb.url},
             "admin": {"chaos": True},
-            "audit": {},
+            "audit": {"topic": kept["audit"]},
             "deadLetter": {},
-            "replay": {},
+            "replay": {"topic": kept["replay"]},
         }
         async with running_sidecar(kafka.servers, **sections) as http:
             await ready(http)
