@@ -131,6 +131,10 @@ class Sidecar:
         made = Refusal(error.status, str(error))
         return "application/json", bytes(response(made).body)
 
+    def free(self, path: str) -> bool:
+        """Pages and health are not limited."""
+        return path in PUBLIC or path.startswith("/health/")
+
     async def run(self) -> None:
         """Beside the application until it is cancelled. The cluster runs by now."""
         producer = self.context.section.producer

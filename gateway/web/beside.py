@@ -30,7 +30,12 @@ class Neighbour(Protocol):
         until it is there. It minds both itself where they are infinite."""
 
     def refusal(self, error: RequestError) -> tuple[str, bytes]:
-        """How a body is refused that has no room: content type and body."""
+        """How a request is refused before it is looked at, such as a body that has no room: content
+        type and body."""
+
+    def free(self, path: str) -> bool:
+        """Is what a path of its own serves a page, or about its health? The limits of `listen` are
+        not for these."""
 
     async def run(self) -> None:
         """Beside the gateway until it is cancelled."""

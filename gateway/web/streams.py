@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
@@ -66,7 +67,7 @@ class Streams:
         plain = unquote(path) if "%" in path else path
         beside = self._neighbour
         if beside is not None and scope["type"] == "http" and beside.takes(plain):
-            await beside.app(scope, receive, cautious(send, varies=False))
+            await self._next_door(beside, plain)(scope, receive, cautious(send, varies=False))
             return
         page = plain in self._pages.paths or plain.startswith(self._pages.folders)
         if self._routes.cors is not None and scope["type"] == "http":
@@ -85,6 +86,28 @@ class Streams:
         else:
             answer = await self._answer(Request(scope, receive), path)
             await answer(scope, receive, send)
+
+    def _next_door(self, beside: Neighbour, path: str) -> ASGIApp:
+        """Within the limits of all that is asked for on this port, as exchanges are."""
+        if beside.free(path):
+            return beside.app
+        limits = self._routes.limits
+
+        async def limited(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await limits.arrive(scope)
+                leave = await limits.enter(scope)
+            except Busy as exc:
+                kind, body = beside.refusal(exc)
+                again = {"Retry-After": str(ceil(exc.retry_after or 1.0))}
+                await Response(body, exc.status, again, kind)(scope, receive, send)
+                return
+            try:
+                await beside.app(scope, receive, send)
+            finally:
+                leave()
+
+        return limited
 
     def _policy(self, cors: Cors, asked: Foreign, path: str, page: bool) -> Policy:
         if path in assets.PATHS or name_in(path) is not None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +12,7 @@ import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.gateways import browsing, config_for, running_gateway
+from support.lasting import a_line, lasting, piece
 from support.letters import committed
 from support.sidecars import ready, running_sidecar
 from support.until import until
@@ -320,32 +319,6 @@ async def test_a_result_comes_as_soon_as_it_is_known(http, name):
             assert json.loads(await a_line(reader)) == {"partition": 0, "offset": offset}
         writer.write(piece(b""))
         assert b"0\r\n\r\n" in await reader.read()
-
-
-@asynccontextmanager
-async def lasting(http: httpx.AsyncClient, topic: str) -> AsyncIterator[Any]:
-    """Reader and writer of a request that has begun; cut off at the end."""
-    reader, writer = await asyncio.open_connection(http.base_url.host, http.base_url.port)
-    head = f"POST /producers/{topic}?valueFormat=string HTTP/1.1\r\nHost: localhost\r\n"
-    kind = "Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
-    writer.write(f"{head}{kind}".encode())
-    try:
-        async with asyncio.timeout(60):
-            yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-def piece(data: bytes) -> bytes:
-    """A chunk; the last one if it is empty."""
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-async def a_line(reader: asyncio.StreamReader) -> bytes:
-    """Of the answer's body, past its head and the sizes of its pieces."""
-    while not (line := await reader.readline()).startswith(b"{"):
-        assert line
-    return line
 
 
 async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka, name):
