@@ -14,6 +14,7 @@ from importlib import import_module
 from ipaddress import ip_address
 from typing import Any
 
+import orjson
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
@@ -34,8 +35,8 @@ from .counted import Counted, Requests
 from .ids import Identified
 from .part import Part
 from .scope import Scope, anyone
-from .spec import DIRECTORY, Spec
-from .status import HANDLERS, Refusal, response
+from .spec import DIRECTORY, UNLIMITED, Spec
+from .status import HANDLERS, Refusal, response, status_of, told
 
 log = logging.getLogger(__name__)
 
@@ -127,13 +128,14 @@ class Sidecar:
         return self._most, body.SLOWEST
 
     def refusal(self, error: RequestError) -> tuple[str, bytes]:
-        """What the server itself refuses, in the sidecar's words: content type and body."""
-        made = Refusal(error.status, str(error))
-        return "application/json", bytes(response(made).body)
+        """What the server itself refuses, in the sidecar's words, and Confluent's: content type and
+        body."""
+        body = told(*status_of(Refusal(error.status, str(error))))
+        return "application/json", orjson.dumps({**body, "error_code": error.status})
 
     def free(self, path: str) -> bool:
         """Pages and health are not limited."""
-        return path in PUBLIC or path.startswith("/health/")
+        return path in PUBLIC or path.startswith(UNLIMITED)
 
     async def run(self) -> None:
         """Beside the application until it is cancelled. The cluster runs by now."""

@@ -26,6 +26,8 @@ from .whole import resolved, whole
 
 DIRECTORY = Path(__file__).parent / "spec"
 METHODS = ("get", "put", "post", "delete", "patch")
+UNLIMITED = "/health/"  # what begins so is asked for as often as one likes
+LIMITED = {"$ref": "#/components/responses/Limited"}
 LONGEST = 200  # characters of what a validator says: it quotes the value
 NEAR = 0.8  # of difflib's likeness: `partiton`, not any other word
 
@@ -45,6 +47,10 @@ class Spec:
             for kind, members in part.get("components", {}).items():
                 _merge(self.document["components"].setdefault(kind, {}), members)
             self.document["tags"] += part.get("tags", [])
+        for path, item in self.document["paths"].items():
+            for method in METHODS:
+                if method in item and not path.startswith(UNLIMITED):
+                    item[method]["responses"].setdefault("429", LIMITED)
         self._operations: dict[str, Operation] = {}
 
     @cached_property

@@ -4,6 +4,7 @@ does not."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -36,8 +37,8 @@ async def test_a_request_counts_as_a_connection_for_as_long_as_it_lasts(kafka, l
             writer.write(piece(b'{"partition":0}\n'))
             await a_line(reader)
             refused = await post(http)
-            told = refused.json()
-            assert (refused.status_code, told["statusCode"]) == (status, status)
+            body = refused.json()
+            assert refused.status_code == body["statusCode"] == body["error_code"] == status
             assert int(refused.headers["Retry-After"]) >= 1
             assert refused.headers["content-type"] == "application/json"
             for path in FREE:
@@ -57,8 +58,17 @@ async def test_an_address_may_ask_so_often(kafka):
         answers = [await post(http) for _ in range(3)]
         assert answers[-1].status_code == 429
         assert answers[-1].json()["code"] == "TOO_MANY_REQUESTS"
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        assert {path for path in paths if not all("429" in each for each in told(paths[path]))} == {
+            path for path in FREE if path in paths
+        }
         for path in FREE * 2:
             assert (await http.get(path)).status_code == 200
+
+
+def told(item: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The answers of each of its operations."""
+    return (each["responses"] for name, each in item.items() if name != "parameters")
 
 
 async def test_two_workers_count_together(kafka):
@@ -66,12 +76,12 @@ async def test_two_workers_count_together(kafka):
         kafka.bootstrap, [], [], sidecar={"producer": {}}, listen={"limits": {"rate": "5/h"}}
     )
     async with running_workers(config, 2) as gateway:
-        told = []
+        statuses = []
         for _ in range(12):  # a connection each, which either may take
             async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http:
-                told.append((await post(http)).status_code)
-        assert told[-1] == 429
-        assert told.count(429) >= 7
+                statuses.append((await post(http)).status_code)
+        assert statuses[-1] == 429
+        assert statuses.count(429) >= 7
 
 
 async def test_pages_are_refused_whatever_streams_let_them_do(kafka):
