@@ -21,6 +21,7 @@ from gateway.kafka.consumer import GroupConsumer
 from gateway.kafka.letters import Item
 from gateway.kafka.partitioner import partition_of
 from gateway.kafka.producer import Producer
+from gateway.sidecar.ids import Ids
 
 from .. import orders
 
@@ -47,7 +48,10 @@ async def producing(cluster: Cluster, topic: str, clients: int, batch: int) -> C
                 size = min(batch, left)
                 left, at = left - size, at + size
                 some = [records[n % len(records)] for n in range(at - size, at)]
-                items = [Item(tps[partition_of(key, count)], key, each) for key, each in some]
+                headers = Ids.made().headers()  # the same records, then, as over HTTP
+                items = [
+                    Item(tps[partition_of(key, count)], key, each, headers) for key, each in some
+                ]
                 told = await producer.put_many(items, within=30.0)
                 assert all(type(each) is int for each in told), told[0]
 

@@ -159,6 +159,15 @@ class GroupConsumer:
                     late = deadline + GRACE if self._intake.busy else deadline
                 await self._news(min(again, late))
 
+    def at_once(self, *, min_bytes: int, max_bytes: int, max_records: int) -> list[Record] | None:
+        """What `poll` would return without waiting; None where it would wait. Raises as `poll`."""
+        if self._polling.locked():
+            return None
+        self._raise()
+        if not self._enough(min_bytes, max_records):
+            return None
+        return self._take(max_records, max_bytes)
+
     async def _news(self, until: float) -> None:
         """Until something came, or the time has."""
         with contextlib.suppress(TimeoutError):

@@ -314,9 +314,10 @@ class Consumers:
         self._polls["left" if not arrived else "records" if records else "empty"] += 1
         if not arrived:
             return
-        for tp, _, _, _, key, value, _ in records:
-            self._records[tp.topic] += 1
-            self._bytes[tp.topic] += len(key or b"") + len(value or b"")
+        for topic in {record.tp.topic for record in records}:
+            some = [each for each in records if each.tp.topic == topic]
+            self._records[topic] += len(some)
+            self._bytes[topic] += sum(len(r.key or b"") + len(r.value or b"") for r in some)
         if isinstance(self._context.audit, Unaudited):
             return
         for record in records:
