@@ -26,7 +26,7 @@ BODIES = 20  # different requests of a client, in turn
 COMMAND = (sys.executable, "-m", "gateway", "sidecar", "-c")
 
 # As the library's own defaults, and aiokafka's: the sidecar's are a tenth of it, for small pods.
-FETCHED = {"maxPartitionFetchBytes": "1MiB", "requestMaxBytes": "16MiB"}
+FETCHED = {"maxPartitionFetchBytes": "1MiB", "fetchMaxBytes": "16MiB", "requestMaxBytes": "16MiB"}
 LIBRARY, BRIDGE = "library, no HTTP", "bridge, json"
 
 # How a value is written in the body of a request.

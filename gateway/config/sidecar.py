@@ -209,6 +209,11 @@ class Group(Membership):
     instance_id: Text | None = Field(
         default=None, description="group.instance.id, of a static member. For rolling restarts."
     )
+    # A member hears of a rebalance with its next heartbeat: partitions of one that was restarted
+    # are silent for 2.0 s with 3 s, and for 0.2 s with this (bench/rebalance.py).
+    heartbeat_interval: Wait = Field(
+        default=0.3, description="How often a member says that it is there. For rolling restarts."
+    )
     key_format: FormatName = Field(default="string", description="Of keys. For back ends.")
     value_format: FormatName = Field(default="binary", description="Of values. For back ends.")
     backend: Backend = Field(default=Backend(), description="Who is called. For back ends.")

@@ -53,6 +53,7 @@ class GroupConsumer:
     isolation:          read_committed or read_uncommitted.
     max_partition_bytes: of one fetch of one partition; what is kept of it is bounded by that and
                         half as much again (as it is on the wire; one batch always comes).
+    max_fetch_bytes:    of one fetch of one broker.
     prefetch:           the next records are fetched while the caller works on the last.
     """
 
@@ -69,6 +70,7 @@ class GroupConsumer:
         auto_offset_reset: Literal["latest", "earliest", "none"] = "latest",
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         max_partition_bytes: int = 1 << 20,
+        max_fetch_bytes: int = 16 << 20,
         prefetch: bool = False,
     ) -> None:
         self.group = group
@@ -87,6 +89,7 @@ class GroupConsumer:
             self._intake,
         )
         self._prefetch = prefetch
+        self._fetch_bytes = max_fetch_bytes
         self._polling = asyncio.Lock()
         self._told: dict[TopicPartition, KafkaError] = {}
         self._closed = False
@@ -155,7 +158,9 @@ class GroupConsumer:
                 again = late
                 if not over:
                     wait, asked = max(0.0, deadline - now()), True
-                    again = self._intake.begin(Appetite(wait, min_bytes, max_bytes))
+                    again = self._intake.begin(
+                        Appetite(wait, min_bytes, min(max_bytes, self._fetch_bytes))
+                    )
                     late = deadline + GRACE if self._intake.busy else deadline
                 await self._news(min(again, late))
 
@@ -195,7 +200,7 @@ class GroupConsumer:
                     taken += one.take(most - len(taken), size)
                 size -= before - one.size
         if self._prefetch:
-            self._intake.begin(Appetite())
+            self._intake.begin(Appetite(max_bytes=self._fetch_bytes))
         return taken
 
     def _raise(self) -> None:

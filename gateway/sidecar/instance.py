@@ -179,6 +179,7 @@ class Instance:
             auto_offset_reset=self.wishes.reset,
             isolation=self.wishes.isolation,
             max_partition_bytes=settings.max_partition_fetch_bytes,
+            max_fetch_bytes=settings.fetch_max_bytes,
         )
 
     def _reading(self) -> GroupConsumer:

@@ -93,6 +93,7 @@ class Stateless:
             auto_offset_reset="none",
             isolation=settings.isolation,
             max_partition_bytes=settings.max_partition_fetch_bytes,
+            max_fetch_bytes=settings.fetch_max_bytes,
         )
         try:
             consumer.assign([tp])

@@ -88,6 +88,7 @@ class ReactiveGroup:
             auto_offset_reset=settings.auto_offset_reset,
             isolation=settings.isolation,
             max_partition_bytes=settings.max_partition_fetch_bytes,
+            max_fetch_bytes=settings.fetch_max_bytes,
             prefetch=True,
         )
 
