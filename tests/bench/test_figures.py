@@ -127,7 +127,9 @@ async def test_decoding_and_encoding_are_measured_without_kafka():
 
 
 def test_every_measurement_can_be_asked_for_by_name():
-    modules = {backoff, begin, codec, failover, fanout, latency, resume, retention, slow}
+    modules = {
+        backoff, begin, codec, failover, fanout, latency, rebalance, resume, retention, slow,
+    }  # fmt: skip
     named = {name: measure for name, (_, measure) in figures.MEASUREMENTS.items()}
     assert named == {module.__name__.split(".")[-1]: module.measure for module in modules}
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.consumer_group import Coordinator, answer
 
@@ -303,6 +303,17 @@ class World:
                 self.giving_up.pop(number, None)
 
 
+# A static member whose answers were lost joins again, and owns nothing of what it is to give up.
+@example(
+    [
+        ("beat", 0),
+        ("beat", 2),
+        ("beat", 3),
+        ("answer unheard", 0),
+        ("expire", 1),
+        ("answer unheard", 0),
+    ]
+)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 3)), max_size=60))
 def test_no_partition_ever_has_two_owners_and_in_the_end_each_has_one(steps):
     world = World()

@@ -91,12 +91,14 @@ class Coordinator:
             self.members[id].target = frozenset(places[at :: len(ids)])
 
     def _reconcile(self, member: Member, owned: frozenset[Place] | None) -> None:
-        if member.leaving and owned is not None and not owned & member.leaving:
-            member.leaving = frozenset()
-        if member.leaving:
-            return
-        member.leaving = member.assigned - member.target
-        member.assigned &= member.target
+        """What is to be given up and is not said to be owned, in this very beat, is free at once:
+        one that joins again owns nothing."""
+        for _ in range(2):
+            if owned is not None and not owned & member.leaving:
+                member.leaving = frozenset()
+            if not member.leaving:
+                member.leaving = member.assigned - member.target
+                member.assigned &= member.target
         if not member.leaving:
             if member.epoch != self.epoch:
                 member.before, member.epoch = member.epoch, self.epoch
