@@ -55,8 +55,8 @@ _ROOMS = {
     "config": "Settings load loads",
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable ConfigError Fenced "
     "FormatError GatewayError GroupFailed GroupInUse GuardUnavailable KafkaError KeyReused "
-    "LocalBrokerError NotGranted NotOwned PartitionFailed RegistryUnavailable RequestError StreamEnded TokenCorrupt TokenError "
-    "TokenForeign UnknownTopic",
+    "LocalBrokerError NotGranted NotOwned PartitionFailed RegistryUnavailable "
+    "RequestError StreamEnded TokenCorrupt TokenError TokenForeign UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app": "Application create_app",
