@@ -211,15 +211,16 @@ class Ledger:
         known = await self._topic()
         places = [TopicPartition(known.name, number) for number in known.partitions]
         since = int((time.time() - self._section.window - SLACK) * 1000)
-        found = await self._context.cluster.list_offsets(dict.fromkeys(places, since))
+        cluster = self._context.cluster
+        # First the ends, of what is committed: a claim that comes between the two is read then.
+        ends = await cluster.list_offsets(dict.fromkeys(places, LATEST))
+        found = await cluster.list_offsets(dict.fromkeys(places, since))
         for place in places:
-            told = found[place]
-            if not isinstance(told, Offset):
-                raise BrokerUnavailable(f"{place} cannot be read (code {told})")
-            at = told.offset
-            self._next[place] = (
-                at if at >= 0 else await offset(self._context.cluster, place, LATEST)
-            )
+            end, told = ends[place], found[place]
+            if not isinstance(end, Offset) or not isinstance(told, Offset):
+                code = end if isinstance(told, Offset) else told
+                raise BrokerUnavailable(f"{place} cannot be read (code {code})")
+            self._next[place] = told.offset if told.offset >= 0 else end.offset
         return places
 
     async def _topic(self) -> TopicAnswer:
