@@ -119,7 +119,7 @@ async def test_with_auto_commit_a_poll_says_that_the_last_one_is_done_with(http,
 async def test_positions_are_set_without_a_poll_before_by_offset_by_time_and_to_both_ends(
     http, topic, oracle
 ):
-    name = topic()
+    name = topic(configs={"retention.ms": "-1"})  # what is stamped long ago would be deleted
     await oracle.produce(name, 2, timestamp=1_700_000_000_000)
     await oracle.produce(name, 3, timestamp=1_700_000_100_000)
     instance = await Consuming.created(http)

@@ -179,7 +179,7 @@ async def test_topics_partitions_and_brokers_are_told(http, topic, oracle):
 async def test_what_is_written_is_exact_a_tombstone_is_none_and_empty_stays_empty(
     http, topic, kafka
 ):
-    name = topic(partitions=3)
+    name = topic(partitions=3, configs={"retention.ms": "-1"})  # for what is stamped long ago
     records = [
         {"key": "a", "value": {"n": 1}, "headers": [{"key": "h", "value": "AQI="}]},
         {"key": "b", "value": None, "timestamp": 1_700_000_000_000},
