@@ -8,7 +8,13 @@ which is not, reads and writes its partitions by `struct` in `fetch_messages`.
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from typing import TypeVar
 from uuid import UUID
+
+from gateway.core.record import TopicPartition
+
+T = TypeVar("T")
 
 NO_ID = UUID(int=0)
 
@@ -181,3 +187,22 @@ class Reader:
         raw = self.data[self.pos : end]
         self.pos = end
         return raw
+
+
+def by_topic(of: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
+    """As requests name them: each topic once, with its partitions."""
+    topics: dict[str, list[tuple[int, T]]] = {}
+    for (topic, partition), item in of.items():
+        topics.setdefault(topic, []).append((partition, item))
+    return topics
+
+
+def partition_errors(read: Reader) -> dict[TopicPartition, int]:
+    """Kafka's code of each partition, as answers have it that say no more (and no tags)."""
+    errors: dict[TopicPartition, int] = {}
+    for _ in range(read.array()):
+        topic = read.string() or ""
+        for _ in range(read.array()):
+            tp = TopicPartition(topic, read.i32())
+            errors[tp] = read.i16()
+    return errors

@@ -10,7 +10,7 @@ from gateway.core.record import TopicPartition
 from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
 
 from .cluster import Cluster
-from .codec import Reader, Writer
+from .codec import Reader, Writer, by_topic
 from .connections import Role
 from .messages import Request, Versions
 
@@ -35,9 +35,7 @@ class DeleteRecordsRequest(Request[RecordsDeleted]):
 
     def encode(self, version: int) -> bytes:
         out = Writer(flexible=False)
-        topics: dict[str, list[tuple[int, int]]] = {}
-        for (topic, partition), offset in self.before.items():
-            topics.setdefault(topic, []).append((partition, offset))
+        topics = by_topic(self.before)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)

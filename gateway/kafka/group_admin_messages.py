@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from gateway.core.record import TopicPartition
 
-from .codec import Reader, Writer
+from .codec import Reader, Writer, by_topic, partition_errors
 from .consumer_protocol import decode_assignment
 from .messages import Request, Versions
 
@@ -210,28 +210,21 @@ class OffsetDeleteRequest(Request[Deleted]):
     tps: Collection[TopicPartition]
 
     def encode(self, version: int) -> bytes:
-        topics: dict[str, list[int]] = {}
-        for topic, partition in sorted(self.tps):
-            topics.setdefault(topic, []).append(partition)
+        topics = by_topic(dict.fromkeys(sorted(self.tps)))
         out = Writer(False)
         out.string(self.group)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
             out.array(len(partitions))
-            for partition in partitions:
+            for partition, _ in partitions:
                 out.i32(partition)
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> Deleted:
         read = Reader(data, pos, False)
-        error, throttle, errors = read.i16(), read.i32(), dict[TopicPartition, int]()
-        for _ in range(read.array()):
-            topic = read.string() or ""
-            for _ in range(read.array()):
-                tp = TopicPartition(topic, read.i32())
-                errors[tp] = read.i16()
-        return Deleted(throttle, error, errors)
+        error, throttle = read.i16(), read.i32()
+        return Deleted(throttle, error, partition_errors(read))
 
 
 @dataclass(slots=True)

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from gateway.core.consumer_member import Beat, BeatAnswer, Place
 from gateway.core.member import NO_EPOCH, Ask, Identity
 from gateway.core.record import TopicPartition
 
-from .codec import Reader, Writer
+from .codec import Reader, Writer, by_topic
 from .messages import Request, Versions
-
-T = TypeVar("T")
 
 BY_ID = 10  # from this version on OffsetCommit names topics by id
 NOBODY = Identity("", NO_EPOCH)
@@ -173,7 +171,7 @@ class OffsetCommitRequest(Request[CommitAnswer]):
         out.i32(self.identity.epoch)
         out.string(self.identity.member_id)
         out.string(self.identity.instance_id)
-        topics = _by_topic(self.offsets)
+        topics = by_topic(self.offsets)
         out.array(len(topics))
         for topic, partitions in topics.items():
             _name(out, topic, self.ids, version >= BY_ID)
@@ -245,7 +243,7 @@ class OffsetFetchRequest(Request[OffsetsFetched]):
         if self.tps is None:
             out.array(-1)
             return
-        topics = _by_topic(dict.fromkeys(self.tps))
+        topics = by_topic(dict.fromkeys(self.tps))
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -272,13 +270,6 @@ class OffsetFetchRequest(Request[OffsetsFetched]):
 
 
 REQUESTS: Mapping[type[Ask], type[Request[Any]]] = {Beat: HeartbeatRequest}
-
-
-def _by_topic(of: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
-    topics: dict[str, list[tuple[int, T]]] = {}
-    for (topic, partition), item in of.items():
-        topics.setdefault(topic, []).append((partition, item))
-    return topics
 
 
 def _strings(out: Writer, values: Collection[str] | None) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gateway.core.record import TopicPartition
 
-from .codec import Reader, Writer
+from .codec import Reader, Writer, by_topic
 from .messages import CONSUMER, Request, Versions
-
-T = TypeVar("T")
 
 
 class OffsetAsked(NamedTuple):
@@ -35,13 +33,6 @@ class OffsetsAnswer(NamedTuple):
     offsets: dict[TopicPartition, OffsetAnswer]
 
 
-def _by_topic(asked: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
-    topics: dict[str, list[tuple[int, T]]] = {}
-    for (topic, partition), item in asked.items():
-        topics.setdefault(topic, []).append((partition, item))
-    return topics
-
-
 @dataclass(slots=True)
 class ListOffsetsRequest(Request[OffsetsAnswer]):
     """Where logs begin and end, or the first offset at or after a time."""
@@ -57,7 +48,7 @@ class ListOffsetsRequest(Request[OffsetsAnswer]):
         out = Writer(version >= self.SPOKEN.flexible)
         out.i32(CONSUMER)
         out.i8(self.isolation)
-        topics = _by_topic(self.asked)
+        topics = by_topic(self.asked)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -117,7 +108,7 @@ class EpochEndsRequest(Request[EpochsAnswer]):
         out = Writer(version >= self.SPOKEN.flexible)
         if version >= 3:
             out.i32(CONSUMER)
-        topics = _by_topic(self.asked)
+        topics = by_topic(self.asked)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from gateway.core.outbox import Producer
 from gateway.core.record import TopicPartition
 
-from .codec import Reader, Writer
+from .codec import Reader, Writer, by_topic
 from .messages import Request, Versions
 
 _ALL = -1  # acks: of all replicas in sync
@@ -39,16 +39,23 @@ class ProduceAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class InitProducerIdRequest(Request[ProducerAnswer]):
-    """A producer id of one's own, without transactions."""
+    """A producer id of one's own; with a transactional id that one's and a new epoch.
+
+    Whoever had the transactional id is fenced, and what it left open is ended first.
+    timeout: milliseconds after which Kafka ends a transaction itself.
+    """
 
     API = 22
     NAME = "InitProducerId"
     SPOKEN = Versions(0, 1, 2)
 
+    transactional_id: str | None = None
+    timeout: int = (1 << 31) - 1
+
     def encode(self, version: int) -> bytes:
         out = Writer(flexible=False)
-        out.string(None)  # no transactional id
-        out.i32((1 << 31) - 1)  # its timeout
+        out.string(self.transactional_id)
+        out.i32(self.timeout)
         return bytes(out.data)
 
     def decode(self, version: int, data: bytes, pos: int) -> ProducerAnswer:
@@ -78,15 +85,12 @@ class ProduceRequest(Request[ProduceAnswer]):
         out.string(self.transactional_id)
         out.i16(_ALL)
         out.i32(self.timeout)
-        topics: dict[str, list[int]] = {}
-        for topic, partition in self.batches:
-            topics.setdefault(topic, []).append(partition)
+        topics = by_topic(self.batches)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
             out.array(len(partitions))
-            for partition in partitions:
-                batch = self.batches[TopicPartition(topic, partition)]
+            for partition, batch in partitions:
                 out.i32(partition)
                 out.i32(len(batch))
                 out.data += batch

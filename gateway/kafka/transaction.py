@@ -28,14 +28,13 @@ from .coordinators import DENIED as GROUP_DENIED
 from .group_messages import FindCoordinatorRequest
 from .letters import Headers, size_of
 from .messages import Request
-from .produce_messages import Appended, ProduceRequest
+from .produce_messages import Appended, InitProducerIdRequest, ProduceRequest
 from .transaction_messages import (
     AddOffsetsRequest,
     AddPartitionsRequest,
     CommitOffsetsRequest,
     EndRequest,
     Identity,
-    InitTransactionsRequest,
 )
 
 R = TypeVar("R")
@@ -92,7 +91,7 @@ class Transactions:
         """Raises BrokerUnavailable, AccessDenied."""
         self._producer = None
         self._sequences.clear()
-        request = InitTransactionsRequest(self.id, int(self._timeout * 1000))
+        request = InitProducerIdRequest(self.id, int(self._timeout * 1000))
         answer = await self._asked(request, lambda answer: answer.error)
         self._producer = answer.producer
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from gateway.core.outbox import Producer
 from gateway.core.record import TopicPartition
 
-from .codec import Reader, Writer
+from .codec import Reader, Writer, by_topic, partition_errors
 from .messages import Request, Versions
-from .produce_messages import ProducerAnswer
-
-T = TypeVar("T")
 
 
 class Said(NamedTuple):
@@ -41,30 +38,6 @@ class Identity(NamedTuple):
 
 
 @dataclass(slots=True)
-class InitTransactionsRequest(Request[ProducerAnswer]):
-    """The producer id and a new epoch of a transactional id: whoever had it is fenced, and what it
-    left open is ended first. timeout: milliseconds after which Kafka ends a transaction itself."""
-
-    API = 22
-    NAME = "InitProducerId"
-    SPOKEN = Versions(0, 1, 2)
-
-    id: str
-    timeout: int
-
-    def encode(self, version: int) -> bytes:
-        out = Writer(flexible=False)
-        out.string(self.id)
-        out.i32(self.timeout)
-        return bytes(out.data)
-
-    def decode(self, version: int, data: bytes, pos: int) -> ProducerAnswer:
-        read = Reader(data, pos, flexible=False)
-        throttle, error = read.i32(), read.i16()
-        return ProducerAnswer(throttle, error, Producer(read.i64(), read.i16()))
-
-
-@dataclass(slots=True)
 class AddPartitionsRequest(Request[PartitionsSaid]):
     """AddPartitionsToTxn: what will be written to."""
 
@@ -78,7 +51,7 @@ class AddPartitionsRequest(Request[PartitionsSaid]):
     def encode(self, version: int) -> bytes:
         out = Writer(flexible=False)
         _writer(out, self.writer)
-        topics = _by_topic(dict.fromkeys(self.tps))
+        topics = by_topic(dict.fromkeys(self.tps))
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -131,7 +104,7 @@ class CommitOffsetsRequest(Request[PartitionsSaid]):
         out.string(self.group)
         out.i64(self.writer.producer.id)
         out.i16(self.writer.producer.epoch)
-        topics = _by_topic(self.offsets)
+        topics = by_topic(self.offsets)
         out.array(len(topics))
         for topic, partitions in topics.items():
             out.string(topic)
@@ -178,17 +151,4 @@ def _writer(out: Writer, writer: Identity) -> None:
 
 def _partitions_said(data: bytes, pos: int) -> PartitionsSaid:
     read = Reader(data, pos, flexible=False)
-    throttle, errors = read.i32(), dict[TopicPartition, int]()
-    for _ in range(read.array()):
-        topic = read.string() or ""
-        for _ in range(read.array()):
-            tp = TopicPartition(topic, read.i32())
-            errors[tp] = read.i16()
-    return PartitionsSaid(throttle, errors)
-
-
-def _by_topic(of: Mapping[TopicPartition, T]) -> dict[str, list[tuple[int, T]]]:
-    topics: dict[str, list[tuple[int, T]]] = {}
-    for (topic, partition), item in of.items():
-        topics.setdefault(topic, []).append((partition, item))
-    return topics
+    return PartitionsSaid(read.i32(), partition_errors(read))
