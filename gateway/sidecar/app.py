@@ -33,6 +33,7 @@ from . import body, docs
 from .context import Context
 from .counted import Counted, Requests
 from .ids import Identified
+from .kept import kept
 from .part import Part
 from .scope import Scope, anyone
 from .spec import DIRECTORY, UNLIMITED, Spec
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 
 NDJSON = b"application/x-ndjson"
 MOST = 1_000_000  # bytes of a body, where no option says more
-AGAIN = 1.0  # seconds until a part that failed is begun again
 
 # Which parts a section brings: `module:class`, imported where it is there. A module's operations
 # are in `spec/MODULE.yaml`.
@@ -146,7 +146,7 @@ class Sidecar:
         try:
             async with asyncio.TaskGroup() as group:
                 for part in self.parts:
-                    group.create_task(_kept(part))
+                    group.create_task(kept(part.run, type(part).__name__))
                 group.create_task(asyncio.Event().wait())
         finally:
             await self.context.producer.close()
@@ -163,19 +163,6 @@ class Sidecar:
     def drain(self) -> None:
         """The server is about to end: long requests end theirs."""
         self.context.draining.set()
-
-
-async def _kept(part: Part) -> None:
-    """Run it, and again where it fails: one part must not end the others."""
-    while True:
-        try:
-            return await part.run()
-        except Exception:
-            log.exception("%s failed; it is begun again", type(part).__name__)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                return  # it failed while it ended, and would never end
-            await asyncio.sleep(AGAIN)
 
 
 class Programs:

@@ -15,20 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ...core.record import TopicPartition
 from ...core.verdict import Answered, Away, Item, Suspect, Verdict
 from ...errors import RegistryUnavailable
 from ...kafka.cluster import Cluster
-from ...kafka.partitioner import partition_of
 from ...kafka.transaction import Transactions, Write
 from ..context import Audit, Context
 from ..ids import current
 from ..reactive.backend import BackEnd
+from ..reactive.dead_letters import partition
 from ..reactive.letter import RETRIES
+from ..reactive.runner import GROUP
 from ..reactive.written import Writer
 from .queue import Found, Points, Queue
-
-GROUP = "X-Consumer-Group"
 
 PROCESSED, RETURNED, PARKED, COPIED = "processed", "returned", "parked", "copied"
 
@@ -125,17 +123,7 @@ class Again:
             ids = dict(current().pairs())
             headers = {GROUP: self._queue.group, RETRIES: str(retries), **ids}
             verdict = await self._back_end.post(written.body, written.sent, headers)
-        if not isinstance(verdict, Answered):
-            return verdict
-        items = iter(verdict.items)
-        return Answered(
-            [
-                Item(False, written.unreadable[index], hopeless=True)
-                if index in written.unreadable
-                else next(items)
-                for index in range(len(some))
-            ]
-        )
+        return written.judged(verdict)
 
     def _audited(self, told: Told) -> None:
         if told.outcome == RETURNED:
@@ -169,13 +157,9 @@ class Copies:
 
     async def _write(self, found: Found) -> Write:
         letter, origin = found.letter, found.letter.origin
-        known = await self._context.topic(origin.topic)
-        count, number = len(known.partitions), origin.partition
-        if number not in known.partitions:
-            number = number % count if letter.key is None else partition_of(letter.key, count)
+        tp = partition(await self._context.topic(origin.topic), letter)
         kept = [each for each in letter.headers if each[0] != RETRIES]
         headers = [*kept, (RETRIES, str(letter.retries + 1).encode())]
-        tp = TopicPartition(origin.topic, number)
         return Write(tp, letter.key, letter.value, headers, letter.timestamp)
 
 

@@ -14,17 +14,17 @@ from collections.abc import Collection, Mapping
 import httpx
 
 from ...config.sidecar import Group as Settings
-from ...core.batch import Rules, Settled
+from ...core.batch import Settled
 from ...core.record import TopicPartition
 from ...errors import KafkaError, NotOwned
 from ...kafka.consumer import GroupConsumer
 from ...telemetry.histogram import Histogram
-from ..context import Context, Unaudited
+from ..context import Context
 from .backend import BackEnd
 from .dead_letters import DeadLetters
 from .points import Points
-from .runner import Runner, Tallies, Works
-from .written import Writer, ids_of
+from .runner import Runner, Tallies, Works, audited, rules_of
+from .written import Writer
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class ReactiveGroup:
         settings = self.settings
         consumer = self.consumer = self._made()
         self.runners = [
-            Runner(self._rules(), self._works(), self._throttle)
+            Runner(rules_of(settings), self._works(), self._throttle)
             for _ in range(settings.parallelism)
         ]
         consumer.subscribe(settings.matching or settings.topics, self)
@@ -90,18 +90,6 @@ class ReactiveGroup:
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
             prefetch=True,
-        )
-
-    def _rules(self) -> Rules:
-        settings, share = self.settings, self.settings.batch_rollback_threshold
-        return Rules(
-            records=settings.max_poll_records,
-            bytes=settings.request_max_bytes,
-            retries=settings.max_retries,
-            threshold=share * 100,
-            dead_letters=settings.dead_letter_enabled,
-            first=settings.retry_delay,
-            ceiling=max(settings.retry_delay, settings.retry_delay_max),
         )
 
     def _works(self) -> Works:
@@ -160,16 +148,7 @@ class ReactiveGroup:
                 self.points.note({tp: at for tp, at in places.items() if at is not None})
 
     def _settled(self, settled: Settled) -> None:
-        audit = self._context.audit
-        if isinstance(audit, Unaudited):
-            return
-        outcomes = [(record, None) for record in settled.processed]
-        for record, error in [*outcomes, *((each.record, each.reason) for each in settled.dead)]:
-            correlation, traceability = ids_of(record)
-            audit.consumed(
-                record.tp.topic, record.tp.partition, record.offset, record.key,
-                reactive=True, correlation=correlation, traceability=traceability, error=error,
-            )  # fmt: skip
+        audited(self._context.audit, settled)
 
     async def _commit(self, points: Mapping[TopicPartition, int]) -> None:
         assert self.consumer is not None

@@ -24,6 +24,7 @@ from ...telemetry import catalog
 from ...telemetry.figures import Figures
 from ..body import read
 from ..context import Context
+from ..kept import kept
 from ..part import Unready
 from ..scope import READ
 from ..status import Refusal, answer
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 
 ADMIN = "admin"  # the scope of who may pause and seek
 LARGEST = 256 << 10  # bytes of a request
-AGAIN = 1.0  # seconds until a group that failed is begun again
 LOOKED_UP = 5.0  # seconds for ends and times to be told
 SPECS: Mapping[str, int] = {"beginning": -2, "end": -1}
 
@@ -66,7 +66,7 @@ class Reactive:
         try:
             async with asyncio.TaskGroup() as group:
                 for each in self.groups.values():
-                    group.create_task(_kept(each))
+                    group.create_task(kept(each.run, f"group {each.name}"))
                 group.create_task(asyncio.Event().wait())
         finally:
             await self._client.aclose()
@@ -180,19 +180,6 @@ class Reactive:
         for tp in specs.keys() - offsets.keys():
             raise Refusal(409, f"{tp} tells no offsets now; try again, or correct its name")
         return offsets
-
-
-async def _kept(group: ReactiveGroup) -> None:
-    """Run it, and again where it fails: one group must not end the others."""
-    while True:
-        try:
-            await group.run()
-        except Exception:
-            log.exception("group %s failed; it is begun again", group.name)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                return  # it failed while it ended, and would never end
-            await asyncio.sleep(AGAIN)
 
 
 def _tp(of: Mapping[str, Any]) -> TopicPartition:

@@ -8,18 +8,20 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
+from ...config.sidecar import Group
 from ...core.batch import Bury, Dead, Probe, Rules, Send, Settled, Wait
 from ...core.delivery import Lane
 from ...core.record import TopicPartition
-from ...core.verdict import Answered, Away, Item, Verdict
+from ...core.verdict import Answered, Away, Verdict
 from ...errors import RegistryUnavailable
 from ...telemetry.about import about
 from ...telemetry.histogram import Histogram
+from ..context import Audit, Unaudited
 from ..ids import Ids
 from .backend import BackEnd
 from .dead_letters import DeadLetters
 from .points import Points
-from .written import Writer, Written
+from .written import Writer, ids_of
 
 log = logging.getLogger(__name__)
 
@@ -144,13 +146,13 @@ class Runner:
             try:
                 written = await works.writer.write(step.records)
                 if not written.sent:
-                    return _with(Answered([]), written, len(step.records))
+                    return written.judged(Answered([]))
                 began = _now()
                 headers = {GROUP: works.group, **dict(ids.pairs())}
                 verdict = await works.back_end.post(written.body, written.sent, headers)
                 works.tallies.seconds.observe(_now() - began)
                 log.debug("%d records: %s", len(written.sent), verdict)
-                return _with(verdict, written, len(step.records))
+                return written.judged(verdict)
             except RegistryUnavailable as error:
                 return Away(str(error), error.retry_after)
             except Exception:
@@ -181,18 +183,29 @@ class Runner:
         works.points.note(settled.points)
 
 
-def _with(verdict: Verdict, written: Written, count: int) -> Verdict:
-    """As of all records, with those that could not be sent among them."""
-    if not isinstance(verdict, Answered) or not written.unreadable:
-        return verdict
-    items = iter(verdict.items)
-    wrong = written.unreadable
-    return Answered(
-        [
-            Item(False, wrong[index], hopeless=True) if index in wrong else next(items)
-            for index in range(count)
-        ]
+def rules_of(settings: Group) -> Rules:
+    return Rules(
+        records=settings.max_poll_records,
+        bytes=settings.request_max_bytes,
+        retries=settings.max_retries,
+        threshold=settings.batch_rollback_threshold * 100,
+        dead_letters=settings.dead_letter_enabled,
+        first=settings.retry_delay,
+        ceiling=max(settings.retry_delay, settings.retry_delay_max),
     )
+
+
+def audited(audit: Audit, settled: Settled) -> None:
+    """Tell auditors what became of each record."""
+    if isinstance(audit, Unaudited):
+        return
+    outcomes = [(record, None) for record in settled.processed]
+    for record, error in [*outcomes, *((each.record, each.reason) for each in settled.dead)]:
+        correlation, traceability = ids_of(record)
+        audit.consumed(
+            record.tp.topic, record.tp.partition, record.offset, record.key,
+            reactive=True, correlation=correlation, traceability=traceability, error=error,
+        )  # fmt: skip
 
 
 def _now() -> float:

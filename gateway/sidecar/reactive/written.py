@@ -16,6 +16,7 @@ import orjson
 
 from ...config.sidecar import Group, Sidecar
 from ...core.record import Record
+from ...core.verdict import Answered, Item, Verdict
 from ...errors import FormatError
 from ...formats.codec import Codecs, Format, SchemaUnknown
 from ...formats.event import json_of
@@ -32,6 +33,18 @@ class Written(NamedTuple):
     body: bytes
     sent: Sequence[Record]
     unreadable: Mapping[int, str]
+
+    def judged(self, verdict: Verdict) -> Verdict:
+        """On those that were sent, as one on all records: the others are failed, for good."""
+        if not isinstance(verdict, Answered) or not self.unreadable:
+            return verdict
+        items, wrong = iter(verdict.items), self.unreadable
+        return Answered(
+            [
+                Item(False, wrong[index], hopeless=True) if index in wrong else next(items)
+                for index in range(len(self.sent) + len(wrong))
+            ]
+        )
 
 
 class Writer:

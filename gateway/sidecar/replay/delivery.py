@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import httpx
 
 from ...config.sidecar import Group
-from ...core.batch import Rules
 from ...core.batch import Settled as Portion
 from ...core.record import Record, TopicPartition
 from ...core.verdict import Verdict
@@ -20,8 +19,8 @@ from ..context import Context
 from ..reactive.backend import BackEnd
 from ..reactive.dead_letters import DeadLetters
 from ..reactive.points import Points
-from ..reactive.runner import Runner, Works
-from ..reactive.written import Writer, ids_of
+from ..reactive.runner import Runner, Works, audited, rules_of
+from ..reactive.written import Writer
 from .job import ID, Settled
 
 
@@ -44,17 +43,7 @@ class Delivery:
 
     def begin(self) -> None:
         self.close()
-        settings = self._settings
-        rules = Rules(
-            records=settings.max_poll_records,
-            bytes=settings.request_max_bytes,
-            retries=settings.max_retries,
-            threshold=settings.batch_rollback_threshold * 100,
-            dead_letters=settings.dead_letter_enabled,
-            first=settings.retry_delay,
-            ceiling=max(settings.retry_delay, settings.retry_delay_max),
-        )
-        self._runner = Runner(rules, self._works(), lambda runner: None)
+        self._runner = Runner(rules_of(self._settings), self._works(), lambda runner: None)
         self._given, self._portions = 0, []
         self._task = asyncio.create_task(self._runner.run())
 
@@ -100,13 +89,7 @@ class Delivery:
     def _settled(self, portion: Portion) -> None:
         self._portions.append(portion)
         self._some.set()
-        outcomes = [(record, None) for record in portion.processed]
-        for record, error in [*outcomes, *((each.record, each.reason) for each in portion.dead)]:
-            correlation, traceability = ids_of(record)
-            self._context.audit.consumed(
-                record.tp.topic, record.tp.partition, record.offset, record.key,
-                reactive=True, correlation=correlation, traceability=traceability, error=error,
-            )  # fmt: skip
+        audited(self._context.audit, portion)
 
 
 class _Marked(BackEnd):

@@ -1,4 +1,4 @@
-"""What all parts of the sidecar have in common."""
+"""What fails is begun again, and does not hold up the end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from starlette.routing import BaseRoute
 
-from gateway.sidecar import app
+from gateway.sidecar import kept as module
+from gateway.sidecar.kept import kept
 
 
 class Failing:
@@ -31,9 +32,9 @@ class Failing:
 
 
 async def test_a_part_that_fails_is_begun_again(monkeypatch):
-    monkeypatch.setattr(app, "AGAIN", 0.0)
+    monkeypatch.setattr(module, "AGAIN", 0.0)
     part = Failing(at_once=True)
-    running = asyncio.create_task(app._kept(part))
+    running = asyncio.create_task(kept(part.run, "it"))
     async with asyncio.timeout(60):
         for _ in range(3):
             await part.begun.acquire()
@@ -44,7 +45,7 @@ async def test_a_part_that_fails_is_begun_again(monkeypatch):
 async def test_a_part_that_fails_while_it_ends_is_not():
     """It was begun again, and the sidecar never ended."""
     part = Failing(at_once=False)
-    running = asyncio.create_task(app._kept(part))
+    running = asyncio.create_task(kept(part.run, "it"))
     async with asyncio.timeout(60):
         await part.begun.acquire()
         running.cancel()
