@@ -5,14 +5,13 @@ https://docs.influxdata.com/influxdb/v2/reference/syntax/line-protocol/
 
 from __future__ import annotations
 
-import gzip
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
+
+from support.posted import posted
 
 NAME = r"(?:[^,= \\\n]|\\[,= ])+"  # of a measurement, a tag, a field, or a tag's value
 LINE = re.compile(
@@ -70,30 +69,12 @@ def receiver() -> Iterator[Receiver]:
     """It listens until the block ends."""
     made = Receiver("")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            try:
-                made.requests.append((self.path, headers, points_of(body.decode())))
-            except AssertionError as error:
-                made.wrong.append(str(error))
-            self.send_response(made.status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def hear(path: str, headers: Mapping[str, str], body: bytes) -> int:
+        try:
+            made.requests.append((path, headers, points_of(body.decode())))
+        except AssertionError as error:
+            made.wrong.append(str(error))
+        return made.status
 
-        def log_message(self, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    made.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with posted(hear) as made.url:
         yield made
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

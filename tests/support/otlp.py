@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from support.posted import posted
 
 
 @dataclass(frozen=True)
@@ -95,30 +93,12 @@ def collector() -> Iterator[Collector]:
     """It listens until the block ends."""
     made = Collector("")
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Content-Encoding") == "gzip":
-                body = gzip.decompress(body)
-            headers = {name.lower(): value for name, value in self.headers.items()}
-            made.requests.append((self.path, headers, body))
-            self.send_response(made.status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def hear(path: str, headers: Mapping[str, str], body: bytes) -> int:
+        made.requests.append((path, headers, body))
+        return made.status
 
-        def log_message(self, *args: object) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    made.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
-    try:
+    with posted(hear) as made.url:
         yield made
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def _span(span: Any) -> Span:
