@@ -28,6 +28,7 @@ from .jwt import Jwks, Jwt
 from .kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
 from .listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
 from .path import PathPattern
+from .pipelines import Pipelines
 from .route import Route, When, With
 from .schema import schema
 from .security import Sasl, Security, Tls
@@ -64,6 +65,7 @@ __all__ = [
     "Metrics",
     "Model",
     "PathPattern",
+    "Pipelines",
     "Rate",
     "Reconnect",
     "Route",

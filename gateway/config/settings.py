@@ -15,6 +15,7 @@ from .fields import Size, Text, within
 from .guard import Guard
 from .kafka import Clusters, Kafka
 from .listen import Listen
+from .pipelines import Pipelines
 from .route import Route
 from .section import Problem, Section
 from .sidecar import Sidecar
@@ -52,6 +53,10 @@ class Settings(Section):
     sidecar: Sidecar | None = Field(
         default=None,
         description="Kafka over HTTP, for programs; none by default. For back ends or bridges.",
+    )
+    pipelines: Pipelines | None = Field(
+        default=None,
+        description="Spark jobs from topics to topics; none by default. For data teams.",
     )
     memory: Annotated[Size, within(1024**2, 1024**5, show_size)] = Field(
         default=1024**3,
