@@ -13,6 +13,7 @@ from . import beside, clusters
 from .clusters import matches, sections, topics_for
 from .expression import nearest
 from .guarded import admin, claim, guarded, guards, masked, secret_query
+from .jobs import jobs
 from .path import PathPattern
 from .producing import pattern_of
 from .section import Problem
@@ -40,6 +41,7 @@ def crosscheck(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from guards(raw)
     yield from admin(raw)
     yield from beside.sidecar(raw)
+    yield from jobs(raw)
     yield from _paths(raw)
     for index, route in enumerate(_list(raw.get("routes"))):
         for problem in _route(raw, _map(route), topics):

@@ -73,6 +73,15 @@ Trigger: TypeAlias = Annotated[
 """Seconds from one batch's begin to the next, or one of the two words."""
 
 
+def _schemed(raw: Mapping[str, Any], default: str) -> Iterable[Problem]:
+    model = raw.get("model", default)
+    needs = model in ("avro", "protobuf", "jsonschema")
+    if needs and "catalog" not in raw:
+        yield Problem(("model",), f"model {model} needs a schema; add catalog: and a name")
+    if "catalog" in raw and not needs:
+        yield Problem(("catalog",), f"model {model} has no schema; remove catalog", key=True)
+
+
 class Spark(Section):
     """The cluster, and what it is told beside what a job needs."""
 
@@ -103,6 +112,10 @@ class Fields(Section):
         description="Columns and their Spark SQL types, such as `amount: decimal(10,2)`; "
         "`timestamp` reads ISO 8601, `timestamp_ms` milliseconds. For json; of a schema all.",
     )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        yield from _schemed(raw, "json")
 
 
 class Input(Section):
@@ -243,12 +256,3 @@ class Progress(Section):
     topic: TopicName | None = Field(
         default=None, description="A topic of their progress, for streams. For dashboards."
     )
-
-
-def _schemed(raw: Mapping[str, Any], default: str) -> Iterable[Problem]:
-    model = raw.get("model", default)
-    needs = model in ("avro", "protobuf", "jsonschema")
-    if needs and "catalog" not in raw:
-        yield Problem(("model",), f"model {model} needs a schema; add catalog: and a name")
-    if "catalog" in raw and not needs:
-        yield Problem(("catalog",), f"model {model} has no schema; remove catalog", key=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import (
+    AfterValidator,
     Field,
     PlainSerializer,
     PlainValidator,
@@ -28,8 +29,17 @@ from .pipeline import (
     Spark,
     Sql,
 )
-from .section import Problem, Section, refusal
+from .section import Problem, Section, refusal, refused
 from .substitution import shown
+
+T = TypeVar("T")
+
+
+def _some(value: T) -> T:
+    if not value:
+        raise refused("is empty; give it one at least")
+    return value
+
 
 Measures: TypeAlias = dict[Column, Text]
 """Columns and the aggregates they hold, such as `total: sum(amount)`."""
@@ -41,7 +51,7 @@ class Sessions(Job):
 
     type: Literal["sessions"] = Field(description="The kind of job. For all.")
     from_: Input = Field(alias="from", description="The events. For sessions.")
-    by: Annotated[tuple[Column, ...], Field(min_length=1)] = Field(
+    by: Annotated[tuple[Column, ...], AfterValidator(_some)] = Field(
         description="Whose sessions. For sessions."
     )
     gap: Span = Field(
@@ -77,7 +87,7 @@ class Join(Job):
     type: Literal["join"] = Field(description="The kind of job. For all.")
     left: Input = Field(description="Such as orders. For joins.")
     right: Input = Field(description="Such as payments. For joins.")
-    on: Annotated[dict[Column, Column], Field(min_length=1)] = Field(
+    on: Annotated[dict[Column, Column], AfterValidator(_some)] = Field(
         description="Columns of left and what they equal of right. For joins."
     )
     before: Annotated[Duration, within(0, 366 * 86_400)] = Field(
@@ -114,6 +124,11 @@ class Broadcast(Section):
     )
     key: Column = Field(default="_key", description="What it is looked up by. For tables.")
     refresh: Span = Field(default=60.0, description="How old it may be. For tables that change.")
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if ("topic" in raw) == ("path" in raw):
+            yield Problem((), "has no source, or two; give it either topic or path", key=True)
 
 
 class Redis(Section):
@@ -211,12 +226,19 @@ class Aggregate(Job):
     )
     to: Output = Field(description="Where results go. For readers.")
 
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        asked = [name for name in ("measures", "top", "distinct") if raw.get(name)]
+        if len(asked) != 1:
+            what = "asks for nothing" if not asked else f"asks for {' and '.join(asked)}"
+            yield Problem((), f"{what}; use one of measures, top and distinct", key=True)
+
 
 class Query(Job):
     """SQL over topics as tables."""
 
     type: Literal["query"] = Field(description="The kind of job. For all.")
-    tables: Annotated[dict[Column, Input], Field(min_length=1)] = Field(
+    tables: Annotated[dict[Column, Input], AfterValidator(_some)] = Field(
         description="Their names in the query. For queries."
     )
     sql: Sql = Field(description="A SELECT. For queries.")
