@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         AccessDenied,
         AuthenticationFailed,
         BrokerUnavailable,
+        CheckpointRefused,
         ConfigError,
         Fenced,
         FormatError,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         NotGranted,
         NotOwned,
         PartitionFailed,
+        PipelineError,
         RegistryUnavailable,
         RequestError,
         StreamEnded,
@@ -53,9 +55,9 @@ _ROOMS = {
     "api.gateway": "Gateway Produced",
     "api.stream": "Stream",
     "config": "Settings load loads",
-    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable ConfigError Fenced "
-    "FormatError GatewayError GroupFailed GroupInUse GuardUnavailable KafkaError KeyReused "
-    "LocalBrokerError NotGranted NotOwned PartitionFailed RegistryUnavailable "
+    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable CheckpointRefused ConfigError "
+    "Fenced FormatError GatewayError GroupFailed GroupInUse GuardUnavailable KafkaError KeyReused "
+    "LocalBrokerError NotGranted NotOwned PartitionFailed PipelineError RegistryUnavailable "
     "RequestError StreamEnded TokenCorrupt TokenError TokenForeign UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
@@ -70,6 +72,7 @@ __all__ = [
     "AuthenticationFailed",
     "Begin",
     "BrokerUnavailable",
+    "CheckpointRefused",
     "ConfigError",
     "EmbeddedKafka",
     "End",
@@ -91,6 +94,7 @@ __all__ = [
     "NotGranted",
     "NotOwned",
     "PartitionFailed",
+    "PipelineError",
     "Position",
     "Produced",
     "Ready",

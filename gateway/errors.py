@@ -23,6 +23,8 @@
     +-- RegistryUnavailable     schemas cannot be asked for now
     +-- StreamEnded             a stream of the Python API was cut short
     +-- LocalBrokerError        the local broker cannot be started
+    +-- PipelineError           a Spark job cannot run, or ended; the message says of which job
+        +-- CheckpointRefused   its checkpoint is of another definition; carries what differs
 
 A message has three parts: what happened, with what, what to do.
 """
@@ -216,3 +218,18 @@ class StreamEnded(GatewayError):
 
 class LocalBrokerError(GatewayError):
     """The local broker cannot be started; the message says what to install."""
+
+
+class PipelineError(GatewayError):
+    """A Spark job cannot run, or ended; the message says which and why."""
+
+
+class CheckpointRefused(PipelineError):
+    """A checkpoint does not go together with what is asked of it: nothing of it was changed.
+
+    differences: one line for each part of the definition that is another one now.
+    """
+
+    def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
