@@ -1,173 +1,37 @@
-"""The 46 jars of Apache Kafka, pinned and kept once for the machine.
-
-`jars.sha256` names every jar and its checksum, so nothing is left to resolve: `jgo` (a wheel)
-or `mvn`, whichever is there, only fetches (jgo 3.2: 3 s and 44 MB; resolving the graph it would
-take 15 s more), and what it brought is verified before anybody can see it. slf4j-simple is one
-of them: without it the broker logs nothing.
-"""
+"""The 46 jars of Apache Kafka. slf4j-simple is one of them: without it the broker logs nothing."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import escape
 
 from gateway.errors import LocalBrokerError
+
+from .maven import Bundle, Coordinate, cached, locked, read_pins
+
+__all__ = ["KAFKA_VERSION", "cache_directory", "fetched", "locked", "pinned", "verify"]
 
 KAFKA_VERSION = "4.3.1"
 
 
-@dataclass(frozen=True, slots=True)
-class Coordinate:
-    """A jar by its Maven name, `group:artifact:version`."""
-
-    group: str
-    artifact: str
-    version: str
-
-    @classmethod
-    def parse(cls, text: str) -> Coordinate:
-        return cls(*text.split(":"))
-
-    def __str__(self) -> str:
-        return f"{self.group}:{self.artifact}:{self.version}"
-
-    @property
-    def file(self) -> str:
-        return f"{self.artifact}-{self.version}.jar"
-
-
 def pinned() -> dict[Coordinate, str]:
     """Every jar and its SHA-256."""
-    lines = Path(__file__).with_name("jars.sha256").read_text("ascii").splitlines()
-    return {Coordinate.parse(name): digest for digest, name in map(str.split, lines)}
+    return read_pins(Path(__file__).with_name("jars.sha256"))
 
 
 def cache_directory() -> Path:
     """Where jars, class archives and the formatted checkpoint stay between runs."""
-    root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(root).expanduser() / "gateway" / f"kafka-{KAFKA_VERSION}"
-
-
-@contextmanager
-def locked(cache: Path) -> Iterator[None]:
-    """One process at a time makes what is missing; the others then find it made."""
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return cached(f"kafka-{KAFKA_VERSION}")
 
 
 def fetched(cache: Path) -> Path:
-    """The directory with all the jars, fetched and verified if it is not there yet.
-
-    Raises LocalBrokerError: nothing to fetch with, no network, or a wrong checksum.
-    """
-    libs = cache / "libs"
-    if libs.is_dir():  # appears by one rename, only after every checksum was right
-        return libs
-    with locked(cache):
-        if not libs.is_dir():
-            with tempfile.TemporaryDirectory(dir=cache, prefix="libs-") as name:
-                staging = Path(name) / "libs"
-                staging.mkdir()
-                _fetch(pinned(), staging)
-                verify(staging)
-                staging.rename(libs)
-    return libs
+    """The directory with all the jars. Raises LocalBrokerError: see `Bundle`."""
+    return _bundle().fetched(cache)
 
 
 def verify(libs: Path) -> None:
     """Raises LocalBrokerError with the names of the jars that are missing or not as pinned."""
-    wrong = [
-        coordinate.file
-        for coordinate, digest in pinned().items()
-        if not (libs / coordinate.file).is_file() or _sha256(libs / coordinate.file) != digest
-    ]
-    if wrong:
-        raise LocalBrokerError(
-            f"missing or damaged jars of Kafka {KAFKA_VERSION} in {libs}: {', '.join(wrong[:3])}"
-            f"{'' if len(wrong) <= 3 else f' and {len(wrong) - 3} more'}; remove that directory, "
-            "and the same jars from ~/.m2/repository, then try again"
-        )
+    _bundle().verify(libs)
 
 
-def _fetch(jars: Mapping[Coordinate, str], target: Path) -> None:
-    if importlib.util.find_spec("jgo") is not None:
-        _fetch_with_jgo(jars, target)
-    elif mvn := shutil.which("mvn"):
-        _fetch_with_mvn(mvn, jars, target)
-    else:
-        raise LocalBrokerError(
-            f"the jars of Kafka {KAFKA_VERSION} cannot be fetched: neither jgo nor mvn is "
-            "installed; `pip install jgo`, or set XDG_CACHE_HOME to a cache that has them"
-        )
-
-
-def _fetch_with_jgo(jars: Mapping[Coordinate, str], target: Path) -> None:
-    from jgo.maven import MavenContext
-
-    context = MavenContext(timeout=60)
-    size = 0
-    for count, coordinate in enumerate(jars, start=1):
-        try:
-            path = context.create_dependency(str(coordinate)).artifact.resolve()
-        except Exception as error:  # requests' and its own: one meaning here
-            raise LocalBrokerError(
-                f"{coordinate} could not be fetched: {error}; check the network and try again"
-            ) from error
-        size += shutil.copyfile(path, target / coordinate.file).stat().st_size
-        _progress(count, len(jars), size)
-
-
-_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
-<groupId>gateway</groupId><artifactId>kafka</artifactId><version>1</version>
-<packaging>pom</packaging><dependencies>{}</dependencies></project>"""
-_DEPENDENCY = (
-    "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>"
-    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
-    "</exclusions></dependency>"
-)
-
-
-def _fetch_with_mvn(mvn: str, jars: Mapping[Coordinate, str], target: Path) -> None:
-    pom = target.parent / "pom.xml"
-    dependencies = (
-        _DEPENDENCY.format(*map(escape, (jar.group, jar.artifact, jar.version))) for jar in jars
-    )
-    pom.write_text(_POM.format("".join(dependencies)))
-    goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-    _progress(0, len(jars), 0)
-    done = subprocess.run(
-        [mvn, "-q", "-B", "-f", str(pom), goal, f"-DoutputDirectory={target}"],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
-        raise LocalBrokerError(f"mvn could not fetch Kafka; check the network.\n{tail}")
-    _progress(len(jars), len(jars), sum(jar.stat().st_size for jar in target.iterdir()))
-
-
-def _progress(count: int, total: int, size: int) -> None:
-    """One line on standard error, rewritten in place on a terminal."""
-    terminal = sys.stderr.isatty()
-    if terminal or count in (0, total):
-        end = "\r" if terminal and count < total else "\n"
-        text = f"fetching Kafka {KAFKA_VERSION}: {count} of {total} jars, {size / 1e6:.0f} MB"
-        print(text, end=end, file=sys.stderr, flush=True)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _bundle() -> Bundle:
+    return Bundle(f"Kafka {KAFKA_VERSION}", pinned(), LocalBrokerError)
