@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from itertools import pairwise
 
 from hypothesis import given
@@ -12,6 +13,7 @@ START = 1_700_000_000.0
 BUSY = Traffic(clicks=200, orders=50, disorder=0.5, late=0.05, lateness=60, seed=7)
 
 
+@functools.cache
 def made(traffic: Traffic = BUSY, seconds: float = 60) -> list[Event]:
     return list(events(traffic, START, seconds))
 
