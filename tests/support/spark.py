@@ -1,0 +1,56 @@
+"""Spark for tests: one session, started once, on this machine.
+
+All tests that use it go to one worker (`support.shares`). `spark` is for batch and streams alike;
+a test's own settings go into `spark.newSession()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.needs import need
+
+from gateway.config.pipeline import Spark
+from gateway.pipeline.session import session
+
+# First compiler and one collector only: 26 s instead of 22 for ten small tests and the start.
+LEAN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
+
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.sql.streaming.stateStore.maintenanceInterval": "600s",
+    "spark.sql.streaming.metricsEnabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+@pytest.fixture(scope="session")
+def session_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    need("java17")
+    made = session(_settings(tmp_path_factory.mktemp("spark")), "tests", jvm=LEAN)
+    yield made
+    for query in made.streams.active:
+        query.stop()
+    made.stop()
+
+
+@pytest.fixture
+def spark(session_spark: Any) -> Iterator[Any]:
+    """local[2], with RocksDB for state and the connector of Kafka; queries that the test left
+    running end with it."""
+    yield session_spark
+    for query in session_spark.streams.active:
+        query.stop()
+
+
+def _settings(directory: Path) -> Spark:
+    local = {
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+    }
+    return Spark(master="local[2]", memory="1GiB", conf={**CONF, **local})
