@@ -365,6 +365,64 @@ CONSUMER_BYTES = _counter(
 )
 ASSAULTS = _counter("gateway_chaos_assaults", "Requests that the chaos monkey met.", "assault")
 
+# the pipeline
+
+PIPELINE_RUNNING = _gauge(
+    "gateway_pipeline_running", "1 while the job's query runs, else 0.", "job"
+)
+PIPELINE_STARTS = _counter(
+    "gateway_pipeline_starts", "How often the job's query was begun; all but the first: restarts.",
+    "job",
+)  # fmt: skip
+PIPELINE_FAILURES = _counter(
+    "gateway_pipeline_failures", "How often the job's query ended with an error, by its class.",
+    "job", "error",
+)  # fmt: skip
+PIPELINE_BATCHES = _counter("gateway_pipeline_batches", "Batches that are done.", "job")
+PIPELINE_ROWS = _counter("gateway_pipeline_rows", "Records of inputs in them.", "job")
+PIPELINE_RATE = _gauge(
+    "gateway_pipeline_rows_per_second", "Records a second of the latest batch, while it worked.",
+    "job",
+)  # fmt: skip
+PIPELINE_SECONDS = _seconds(
+    "gateway_pipeline_batch_seconds",
+    "Of batches, by phase: triggerExecution is all of one, addBatch its work; latestOffset, "
+    "getBatch, queryPlanning, walCommit and commitOffsets are what goes with it.",
+    "job", "phase",
+)  # fmt: skip
+PIPELINE_STATE_ROWS = _gauge(
+    "gateway_pipeline_state_rows", "Rows of the state, by operator.", "job", "operator"
+)
+PIPELINE_STATE_BYTES = _gauge(
+    "gateway_pipeline_state_bytes", "Its files (RocksDB's SSTs).", "job", "operator", unit="bytes"
+)
+PIPELINE_STATE_MEMORY = _gauge(
+    "gateway_pipeline_state_memory_bytes", "Memory it takes.", "job", "operator", unit="bytes"
+)
+PIPELINE_WATERMARK_AGE = _gauge(
+    "gateway_pipeline_watermark_age_seconds",
+    "How far the watermark is behind the clock; jobs without one have none.",
+    "job", unit="seconds",
+)  # fmt: skip
+PIPELINE_LATE = _counter(
+    "gateway_pipeline_late_rows",
+    "Rows that came beyond the watermark; of aggregates after their first, partial aggregation.",
+    "job",
+)  # fmt: skip
+PIPELINE_BEHIND = _gauge(
+    "gateway_pipeline_behind_offsets", "Offsets of a topic that the latest batch left.",
+    "job", "topic",
+)  # fmt: skip
+PIPELINE_ALERTS = _gauge(
+    "gateway_pipeline_alerts", "1 while an alert is raised, such as late or state-damaged.",
+    "job", "alert",
+)  # fmt: skip
+PIPELINE_UNTOLD = _counter(
+    "gateway_pipeline_progress_untold",
+    "Progress that was told to nobody: too much waited, or Kafka did not take it.",
+    "job",
+)  # fmt: skip
+
 # the process
 
 LOOP_LAG = _seconds(
