@@ -9,7 +9,7 @@ import typer
 
 from gateway import __version__
 
-from . import broker, check, demo, dlq, produce, reload, replay, run, sidecar, tail
+from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail
 from .commands import CONFIG, FAILURE, INTERRUPTED, Commands
 
 __all__ = ["CONFIG", "FAILURE", "INTERRUPTED", "app", "main"]
@@ -36,6 +36,7 @@ for command in (
 ):
     app.command()(command)
 app.add_typer(dlq.dlq, name="dlq")
+app.add_typer(pipeline.pipeline, name="pipeline")
 app.add_typer(replay.replay, name="replay")
 
 

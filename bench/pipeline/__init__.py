@@ -1,0 +1,1 @@
+"""What the pipeline takes: `python -m bench.pipeline --only sessions`."""

@@ -1,0 +1,31 @@
+"""`gateway pipeline`: Spark jobs from topics to topics. One file a command; each imports its room
+when it is called, and calls one function there."""
+
+from __future__ import annotations
+
+import typer
+
+from . import listing
+
+pipeline = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    epilog="Exit codes: 0 done, 1 failure, 2 wrong usage, 78 wrong configuration, 130 by ^C.",
+)
+
+
+@pipeline.callback()
+def _pipeline() -> None:
+    """Spark jobs of the section `pipelines`: sessions, joins, tables, aggregates, SQL.
+
+    `run` needs Java 17 and `pip install gateway[pipeline]`; `list`, `check` and `plan` need
+    neither.
+
+    \b
+    gateway pipeline list -c gateway.yaml
+    gateway pipeline check -c gateway.yaml
+    gateway pipeline run all -c gateway.yaml
+    """
+
+
+pipeline.command("list")(listing.list_)

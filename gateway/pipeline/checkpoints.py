@@ -1,0 +1,45 @@
+"""Where jobs keep their checkpoints: `checkpoints/<job>/<version>`, the highest is in use.
+
+A version is begun by the first run and by `--fresh`; older ones stay until somebody removes them,
+so that a definition can be taken back. Beside Spark's own directories each holds
+`definition.json`. On another file system than this machine's, Hadoop's is asked through Spark.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_VERSION = re.compile(r"v(\d{1,9})")
+
+
+def local(checkpoints: str) -> Path | None:
+    """The directory, where it is one of this machine; None for URLs of other file systems."""
+    if checkpoints.startswith("file:"):
+        return Path("/" + checkpoints.removeprefix("file:").lstrip("/"))
+    return None if re.match(r"[a-z][a-z0-9+.-]*://", checkpoints) else Path(checkpoints).resolve()
+
+
+def number(name: str) -> int | None:
+    """The number of a version, by the name of its directory."""
+    found = _VERSION.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def versions(root: Path, job: str) -> list[int]:
+    """Those a job has, the one in use last."""
+    directory = root / job
+    names = [each.name for each in directory.iterdir()] if directory.is_dir() else []
+    return sorted(found for name in names if (found := number(name)) is not None)
+
+
+def path(checkpoints: str, job: str, version: int) -> str:
+    """What Spark is told: a path or a URL."""
+    return f"{checkpoints.rstrip('/')}/{job}/v{version}"
+
+
+def last_batch(directory: Path) -> int | None:
+    """The last one that is complete; None before the first."""
+    commits = directory / "commits"
+    names = [each.name for each in commits.iterdir()] if commits.is_dir() else []
+    return max((int(name) for name in names if name.isdigit()), default=None)
