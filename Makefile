@@ -10,7 +10,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types layers format bench figures model reactive lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model reactive lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ $(PLOTS): $(READY)
 
 demo: setup ## set-up, then the demo in a browser: http://127.0.0.1:8080; PORT=9000 for another
 	$(BIN)/gateway demo $(if $(PORT),--port $(PORT)) $(ARGS)
+
+demo-pipeline: setup ## a shop, Spark jobs over it, live in a browser; PORT=9000; needs Java 17
+	$(BIN)/gateway pipeline demo $(if $(PORT),--port $(PORT)) $(ARGS)
 
 # Modules are shared out, the long ones first; how is told in tests/support/shares.py. Some
 # hundred gateways are started: compiled once, each takes 0.6 s of CPU instead of 0.75.

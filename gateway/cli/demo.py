@@ -40,11 +40,11 @@ def demo(
     if print_config:
         typer.echo(CONFIG, nl=not CONFIG.endswith("\n"))
         return
-    _must_be_free(host, port)
+    must_be_free(host, port)
     show(host=host, port=port, browser=browser, pages=pages)
 
 
-def _must_be_free(host: str, port: int) -> None:
+def must_be_free(host: str, port: int) -> None:
     """Raise GatewayError where nothing can listen, before anything has been started."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

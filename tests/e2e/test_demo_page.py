@@ -16,7 +16,7 @@ import pytest
 from support.browser import ENTER, SPACE, TAB, Browser, browser
 from support.demo import WITHIN, Demo, demo
 
-from gateway.web.demo import _free_port as free_port
+from gateway.web.demo import free_port
 
 GATEWAY = (sys.executable, "-m", "gateway")
 

@@ -74,7 +74,7 @@ def test_every_element_the_script_looks_for_is_in_the_page():
 async def test_the_page_is_opened_when_the_server_answers(monkeypatch: pytest.MonkeyPatch):
     opened: list[str] = []
     monkeypatch.setattr(webbrowser, "open", opened.append)
-    port = demo._free_port("127.0.0.1")
+    port = demo.free_port("127.0.0.1")
     opening = asyncio.create_task(demo.open_page(f"http://127.0.0.1:{port}"))
     await asyncio.sleep(0)
     assert opened == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from . import listing
+from . import demo, listing
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -29,3 +29,4 @@ def _pipeline() -> None:
 
 
 pipeline.command("list")(listing.list_)
+pipeline.command()(demo.demo)

@@ -74,7 +74,7 @@ def demo(
     from gateway.config import loads
     from gateway.web.server import serve
 
-    port = port or _free_port(host)
+    port = port or free_port(host)
     url = page_url(host, port)
     with EmbeddedKafka(topics=TOPICS) as kafka:
         settings = loads(config(kafka.bootstrap, host, port), name="demo")
@@ -158,7 +158,7 @@ def page_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _free_port(host: str) -> int:
+def free_port(host: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, 0), family=family) as server:
         port: int = server.getsockname()[1]

