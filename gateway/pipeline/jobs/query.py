@@ -1,0 +1,132 @@
+"""`query`: a SELECT over topics as tables.
+
+What streams can be asked: see Spark's guide ("Unsupported Operations"). Windows are
+`window(time, '1 minute')` and `session_window(time, '30 minutes')` in GROUP BY; two streams join
+on equal columns and a bound on their times.
+
+A WHERE takes nothing from the watermark: each table is handed over behind `observe`, which Spark
+pushes no filter through (through a filter, even one of `rand()`, it does). Otherwise windows would
+end only by rows that pass, and the last ones never. So the progress also counts what each table has
+given, as `read_<table>`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from threading import Lock
+from typing import TYPE_CHECKING, Literal
+
+from gateway.config.expression import nearest
+from gateway.config.pipelines import Query
+
+from . import sql
+from .sql import Word, lacking, words
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_naming = Lock()  # views belong to the session, which has other jobs
+
+
+def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
+    """The query's columns. The tables have their names only while it is analysed, so jobs of one
+    session may call different topics the same."""
+    spark = next(iter(tables.values())).sparkSession
+    with _naming:
+        for name, table in tables.items():
+            view = _behind_watermark(name, table) if table.isStreaming else table
+            view.createOrReplaceTempView(f"`{name}`")
+        try:
+            return spark.sql(settings.sql)
+        finally:
+            for name in tables:
+                spark.catalog.dropTempView(name)
+
+
+def mode(settings: Query) -> Literal["append", "update"]:
+    """Real-time mode knows update only, which of a query without state is the same."""
+    if settings.emit == "updates" or settings.trigger == "realtime":
+        return "update"
+    return "append"
+
+
+def realtime(settings: Query) -> str | None:
+    """Of Spark 4.2.0 only what needs no state, shuffle or Python runs in real time: columns, WHERE,
+    explode, UNION ALL."""
+    found = words(settings.sql)
+    for word, after in zip(found, [*found[1:], Word("sign", "")], strict=True):
+        if word.kind == "name" and word.folded in _KEEPS:
+            return f"{word.text.upper()} keeps state; write a trigger such as 0s"
+        if word.kind == "name" and after.text == "(" and word.folded in _AGGREGATES:
+            return f"{word.text}() keeps state; write a trigger such as 0s"
+        if word.folded == "union" and after.folded != "all":
+            return "UNION removes what is there twice, which keeps state; write UNION ALL"
+    return None
+
+
+def problems(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
+    """What can be seen without Spark's parser: no SELECT, unknown tables and columns of tables, and
+    tables that nothing reads. columns: of each table."""
+    found = words(settings.sql)
+    first = next((word.folded for word in found if word.text != "("), "")
+    if first not in ("select", "with", "from"):
+        yield f"sql begins with {first.upper() or 'nothing'}; write a SELECT, WITH or FROM"
+        return
+    if any(word.text == ";" for word in found[:-1]):
+        yield "sql has several statements; keep one SELECT, and add a job for each other"
+        return
+    yield from _tables(settings, list(sql.tables(found)))
+    yield from _columns(settings, found, columns)
+
+
+_KEEPS = frozenset(
+    re.findall(
+        r"\w+",
+        """group having join distinct order sort cluster distribute limit offset intersect except
+        minus over pivot""",
+    )
+)
+_AGGREGATES = frozenset(
+    re.findall(
+        r"\w+",
+        """any_value approx_count_distinct approx_top_k array_agg avg bool_and bool_or collect_list
+    collect_set count count_if every first first_value last last_value listagg max max_by mean
+    median min min_by mode percentile percentile_approx session_window some std stddev string_agg
+    sum var_pop var_samp variance window""",
+    )
+)
+
+
+def _behind_watermark(name: str, table: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return table.observe(f"read_{name}", F.count(F.lit(1)).alias("rows"))
+
+
+def _tables(settings: Query, read: Sequence[str]) -> Iterator[str]:
+    known = {name.lower() for name in settings.tables}
+    for name in dict.fromkeys(read):
+        if name.lower() not in known:
+            yield f"sql: there is no table '{name}'; {nearest(name, settings.tables)}"
+    unread = known - {name.lower() for name in read}
+    for name in settings.tables:
+        if name.lower() in unread and all(each.lower() in known for each in read):
+            yield f"tables.{name}: the query does not read it; remove it, or name it in FROM"
+
+
+def _columns(
+    settings: Query, found: Sequence[Word], columns: Mapping[str, Mapping[str, str]]
+) -> Iterator[str]:
+    """`table.column`, where the table goes by its own name; aliases are Spark's to resolve."""
+    known = {name.lower(): columns.get(name, {}) for name in settings.tables}
+    aliases = {
+        after.folded
+        for word, after in pairwise(found)
+        if word.folded == "as" or (word.names and word.folded in known)
+    }
+    own = {name: of for name, of in known.items() if name not in aliases}
+    for table, dot, column in zip(found, found[1:], found[2:], strict=False):
+        if dot.text == "." and table.names and column.names and table.folded in own:
+            yield from lacking("sql", [column.text], own[table.folded])
