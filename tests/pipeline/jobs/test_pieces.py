@@ -1,0 +1,180 @@
+"""Sessions in pieces equal those of all events sorted, however the events come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sessions import Event, Session, sessions
+
+from gateway.pipeline.jobs.pieces import EVER, Rules, Step, schema, step
+
+GAP = 10
+
+
+def rules(longest: int | None = None, updates: bool = False, measures: Sequence[str] = ("sum",)):
+    ordered = any(kind in ("first", "last") for kind in measures)
+    made = schema([pa.string()], [pa.int64()] * len(measures), ordered)
+    return Rules(made, 1, tuple(measures), GAP, longest, updates)
+
+
+def pieces(events: Sequence[Event], rules: Rules) -> pa.Table:
+    columns: dict[str, list[object]] = {
+        "k0": [event.key for event in events],
+        "start": [event.time for event in events],
+        "end": [event.time for event in events],
+        "events": [1] * len(events),
+    }
+    if rules.ordered:
+        columns |= {"fp": [0] * len(events), "lp": [0] * len(events)}
+        columns |= {name: [event.value for event in events] for name in ("fo", "lo")}
+    columns |= {f"m{at}": [event.value for event in events] for at in range(len(rules.measures))}
+    return pa.table(columns, schema=rules.schema)
+
+
+def told(step: Step, state: str) -> list[Session]:
+    rows = step.told.to_pylist()
+    found = (Session(r["k0"], r["start"], r["end"], r["events"], r["m0"] or 0)
+             for r in rows if r["state"] == state)  # fmt: skip
+    return sorted(found, key=lambda session: (str(session.key), session.start))
+
+
+def fed(
+    batches: Iterable[Sequence[Event]], rules: Rules, grace: int
+) -> tuple[list[Step], list[list[Event]]]:
+    """The steps, as Spark takes them, until the watermark has passed all, and what came in time
+    until each."""
+    steps: list[Step] = []
+    timely: list[list[Event]] = [[]]
+    kept, watermark, latest = None, 0, 0
+    for batch in [*batches, ()]:
+        passed, watermark = watermark, max(watermark, latest - grace)
+        come = [event for event in batch if event.time > passed]
+        timely.append([*timely[-1], *come])
+        latest = max([latest, *(event.time for event in batch)])
+        steps.append(step(kept, pieces(come, rules), rules, watermark))
+        kept = steps[-1].kept
+    steps.append(step(kept, None, rules, EVER))
+    return steps, [*timely[1:], timely[-1]]
+
+
+EVENTS = st.lists(
+    st.builds(Event, st.sampled_from("ab"), st.integers(1, 120), st.integers(0, 9)), max_size=40
+)
+BATCHES = st.lists(EVENTS, max_size=6)
+
+
+@given(BATCHES, st.none() | st.integers(5, 60), st.integers(0, 120), st.booleans())
+def test_what_closes_is_what_all_timely_events_sorted_give(batches, longest, grace, updates):
+    used = rules(longest, updates)
+    steps, timely = fed(batches, used, grace)
+    closed = sorted((s for each in steps for s in told(each, "closed")), key=str)
+    assert closed == sorted(sessions(timely[-1], GAP, longest), key=str)
+    assert len(steps[-1].kept) == 0
+    assert steps[-1].due is None
+
+
+@given(BATCHES, st.none() | st.integers(5, 60), st.integers(0, 120))
+def test_a_reader_that_keeps_the_latest_row_of_each_start_knows_every_open_session(
+    batches, longest, grace
+):
+    used = rules(longest, updates=True)
+    known: dict[tuple[str, int], Session] = {}
+    over: set[Session] = set()
+    steps, timely = fed(batches, used, grace)
+    for each, each_timely in zip(steps, timely, strict=True):
+        for state in ("merged", "open", "closed"):
+            for session in told(each, state):
+                if state == "merged":
+                    del known[session.key, session.start]
+                else:
+                    known[session.key, session.start] = session
+        for session in told(each, "closed"):
+            over.add(known.pop((session.key, session.start)))
+        now = [session for session in sessions(each_timely, GAP, longest) if session not in over]
+        assert sorted(known.values()) == sorted(now)
+
+
+def test_a_session_that_did_not_change_is_not_told_again():
+    used = rules(updates=True)
+    first = step(None, pieces([Event("a", 1), Event("b", 1)], used), used, 0)
+    assert len(told(first, "open")) == 2
+    second = step(first.kept, pieces([Event("b", 5)], used), used, 0)
+    assert told(second, "open") == [Session("b", 1, 5, 2, 0)]
+    assert told(second, "merged") == []
+
+
+def test_a_late_event_between_two_sessions_makes_one_of_them_and_says_which_is_gone():
+    used = rules(updates=True)
+    first = step(None, pieces([Event("a", 1), Event("a", 20)], used), used, 0)
+    second = step(first.kept, pieces([Event("a", 11)], used), used, 0)
+    assert told(second, "merged") == [Session("a", 20, 20, 1, 0)]
+    assert told(second, "open") == [Session("a", 1, 20, 3, 0)]
+
+
+@given(BATCHES, st.integers(0, 120))
+def test_a_piece_a_session_is_kept_while_none_can_grow_to_the_longest(batches, grace):
+    steps, timely = fed(batches, rules(longest=500), grace)
+    over: list[Session] = []
+    for each, come in zip(steps, timely, strict=True):
+        over += told(each, "closed")
+        assert len(each.kept) == len(sessions(come, GAP)) - len(over)
+
+
+def test_of_who_never_pauses_events_are_kept_only_where_the_next_cut_is_not_certain_yet():
+    steps, _ = fed([[Event("a", at)] for at in range(1, 1000)], rules(longest=60), grace=5)
+    assert max(len(each.kept) for each in steps) <= 8
+
+
+def test_who_never_pauses_gets_a_session_after_each_longest():
+    used = rules(longest=60)
+    steps, timely = fed([[Event("a", 5 * at)] for at in range(1, 100)], used, grace=5)
+    closed = [session for each in steps for session in told(each, "closed")]
+    assert len(timely[-1]) == 99
+    assert [session.start for session in closed] == list(range(5, 500, 60))
+    assert {session.events for session in closed[:-1]} == {12}
+    assert len(told(steps[50], "closed")) + len(told(steps[51], "closed")) <= 1
+
+
+def test_a_session_is_due_where_its_pause_or_its_length_is_over_whichever_is_first():
+    used = rules(longest=15)
+    assert step(None, pieces([Event("a", 100)], used), used, 0).due == 110
+    assert step(None, pieces([Event("a", 100), Event("a", 108)], used), used, 0).due == 115
+
+
+def test_measures_merge_and_leave_out_nulls():
+    used = rules(measures=("sum", "min", "max", "count"))
+    rows = {
+        "k0": ["a"] * 3, "start": [1, 2, 3], "end": [1, 2, 3], "events": [1] * 3,
+        "m0": [None, 5, 2], "m1": [None, 5, 2], "m2": [None, 5, 2], "m3": [0, 1, 1],
+    }  # fmt: skip
+    row = step(None, pa.table(rows, schema=used.schema), used, EVER).told.to_pylist()[0]
+    assert [row[f"m{at}"] for at in range(4)] == [7, 2, 5, 2]
+    rows |= {"m0": [None] * 3, "m1": [None] * 3, "m2": [None] * 3}
+    row = step(None, pa.table(rows, schema=used.schema), used, EVER).told.to_pylist()[0]
+    assert [row["m0"], row["m1"], row["m2"]] == [None] * 3
+
+
+@given(st.permutations([Event("a", time, value) for value, time in enumerate([1, 1, 4, 6, 6])]))
+def test_first_and_last_are_those_of_time_then_offset_in_whatever_order_they_come(events):
+    used = rules(measures=("first", "last"))
+    kept = None
+    for event in events:
+        kept = step(kept, pieces([event], used), used, 0).kept
+    row = step(kept, None, used, EVER).told.to_pylist()[0]
+    assert (row["m0"], row["m1"]) == (0, 4)
+
+
+def test_keys_of_several_columns_and_null_are_keys():
+    made = schema([pa.string(), pa.int64()], [], False)
+    used = Rules(made, 2, (), GAP, None, False)
+    rows = {
+        "k0": ["a", "a", None, None], "k1": [1, 2, 1, 1],
+        "start": [1, 2, 3, 4], "end": [1, 2, 3, 4], "events": [1] * 4,
+    }  # fmt: skip
+    found = step(None, pa.table(rows, schema=made), used, EVER).told.to_pylist()
+    assert sorted((str(r["k0"]), r["k1"], r["events"]) for r in found) == [
+        ("None", 1, 2), ("a", 1, 1), ("a", 2, 1),
+    ]  # fmt: skip
