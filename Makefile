@@ -13,7 +13,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: help setup demo demo-pipeline test lint types layers format bench figures model reactive lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) $(KAFKA) ## a .venv with all dependencies, and a local Kafka for the tests
 

@@ -14,7 +14,8 @@ function soon(draw) {
 /* A table whose newest row is the first; rows of the same name are one. */
 class Table {
   constructor(body) {
-    Object.assign(this, { body, rows: new Map() });
+    const heads = body.closest("table").querySelectorAll("th");
+    Object.assign(this, { body, rows: new Map(), classes: [...heads].map((head) => head.className) });
   }
   show(name, cells, state = "") {
     const row = this.rows.get(name) ?? document.createElement("tr");
@@ -22,7 +23,7 @@ class Table {
     while (row.children.length < cells.length) row.append(document.createElement("td"));
     cells.forEach((cell, i) => {
       row.children[i].textContent = cell;
-      row.children[i].className = typeof cell === "number" ? "number" : "";
+      row.children[i].className = this.classes[i];
     });
     row.className = state;
     this.body.prepend(row);
@@ -59,7 +60,7 @@ class Latency {
 
 const span = (ms) => (ms < 995 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`);
 const clock = (time) => new Date(time).toLocaleTimeString("en-GB");
-const money = (amount) => Number(amount.toFixed(2));
+const money = (amount) => amount.toFixed(2);
 
 /* What came before the page was opened is shown, and says nothing of how fast it comes. */
 const opened = Date.now();
