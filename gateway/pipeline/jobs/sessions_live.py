@@ -1,0 +1,194 @@
+"""Sessions that are told while they are open, or end after a longest: Python with state.
+
+transformWithState costs about 1 ms for each group it is called with, most of it calls from Python
+to the JVM (implicit key, clocks, get, update, timer). So a group here is not a key but a bucket of
+them: `pieces` works on all of its keys at once, the state is one Arrow table a bucket, and a timer
+stands for whichever of its sessions closes next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from gateway.config.pipelines import Sessions
+
+from . import measures
+from .pieces import EVER, ORDER, Rules, step
+from .pieces import schema as pieces_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+
+BUCKETS = 256
+"""Frozen in checkpoints. Of more state partitions than that the rest would idle."""
+
+
+def build(settings: Sessions, events: DataFrame) -> DataFrame:
+    """As `sessions.build`. In batch all sessions close."""
+    plan = _Plan(settings, events)
+    pieces = plan.pieces(events)
+    if not events.isStreaming:
+        return pieces.groupBy("_bucket").applyInArrow(plan.closed, plan.result)
+    return pieces.groupBy("_bucket").transformWithState(
+        statefulProcessor=Live(plan.rules, tuple(plan.result.names)),
+        outputStructType=plan.result,
+        outputMode="update" if settings.emit == "updates" else "append",
+        timeMode="eventTime",
+    )
+
+
+class Live(StatefulProcessor):
+    """Of one bucket. names: of the result's columns."""
+
+    def __init__(self, rules: Rules, names: tuple[str, ...]) -> None:
+        self._rules = rules
+        self._row = Row(*names)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._state = handle.getValueState("sessions", "pieces binary, timer bigint")
+
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        names = self._rules.schema.names
+        columns = list(zip(*([row[name] for name in names] for row in rows), strict=True))
+        arrays = [pa.array(c, f.type) for c, f in zip(columns, self._rules.schema, strict=True)]
+        yield from self._step(pa.table(arrays, schema=self._rules.schema), timerValues)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
+    ) -> Iterator[Row]:
+        yield from self._step(None, timerValues)
+
+    def close(self) -> None:
+        pass
+
+    def _step(self, events: pa.Table | None, clock: TimerValues) -> Iterator[Row]:
+        watermark = clock.getCurrentWatermarkInMs()
+        held, timer = self._state.get() or (None, None)
+        kept = None if held is None else _read(held)
+        done = step(kept, events, self._rules, watermark * 1000)
+        if done.due is None:
+            self._state.clear()
+        else:
+            self._state.update((_written(done.kept), self._timed(done.due, timer, watermark)))
+        yield from (self._row(*values) for values in _values(done.told, len(self._row)))
+
+    def _timed(self, due: int, timer: int | None, watermark: int) -> int:
+        """The timer that stands: one that fires too early is moved then, which saves two calls in
+        most batches, as sessions that go on move their ends."""
+        wanted = -(-due // 1000)
+        if timer is not None and watermark < timer <= wanted:
+            return timer
+        self._handle.registerTimer(wanted)
+        return wanted
+
+
+class _Plan:
+    """Which columns there are, and of which types."""
+
+    def __init__(self, settings: Sessions, events: DataFrame) -> None:
+        self._settings = settings
+        self._measures = measures.measures(settings.measures)
+        self.types = self._types(events)
+        self.ordered = any(measure.ordered for measure in self._measures)
+        keys = [events.schema[name] for name in settings.by]
+        self.result = StructType(
+            [
+                *(StructField(field.name, field.dataType) for field in keys),
+                StructField("start", TimestampType()),
+                StructField("end", TimestampType()),
+                *self.types,
+                *([StructField("state", StringType())] if settings.emit == "updates" else []),
+            ]
+        )
+        arrow = [to_arrow_type(field.dataType, timezone="UTC") for field in (*keys, *self.types)]
+        longest = settings.max_length
+        self.rules = Rules(
+            schema=pieces_of(arrow[: len(keys)], arrow[len(keys) + 1 :], self.ordered),
+            keys=len(keys),
+            measures=tuple(measure.kind or "" for measure in self._measures),
+            gap=round(settings.gap * 1_000_000),
+            longest=None if longest is None else round(longest * 1_000_000),
+            updates=settings.emit == "updates",
+        )
+
+    def _types(self, events: DataFrame) -> list[StructField]:
+        """Of events and of measures, as Spark's aggregates have them."""
+        counted = [F.count(F.lit(1)).alias("events")]
+        asked = [F.expr(measure.text).alias(measure.name) for measure in self._measures]
+        found = events.groupBy().agg(*counted, *asked).schema
+        return [StructField(field.name, field.dataType) for field in found]
+
+    def pieces(self, events: DataFrame) -> DataFrame:
+        """One of each event. Its time goes along for the watermark: Spark asks it of a column."""
+        settings, time = self._settings, F.col(self._settings.from_.time)
+        micros = F.unix_micros(time.cast("timestamp"))
+        place = {"fp": "_partition", "fo": "_offset", "lp": "_partition", "lo": "_offset"}
+        order = [F.col(place[name]).cast("bigint").alias(name) for name in ORDER if self.ordered]
+        values = zip(self._measures, self.types[1:], strict=True)
+        return events.where(time.isNotNull()).select(
+            F.pmod(F.hash(*settings.by), F.lit(BUCKETS)).alias("_bucket"),
+            time.alias("_time"),
+            *(F.col(name).alias(f"k{at}") for at, name in enumerate(settings.by)),
+            micros.alias("start"),
+            micros.alias("end"),
+            F.lit(1).cast("bigint").alias("events"),
+            *order,
+            *(_value(m, field).alias(f"m{at}") for at, (m, field) in enumerate(values)),
+        )
+
+    @property
+    def closed(self) -> Any:
+        """Of a bucket's pieces, in batch, all sessions."""
+        rules, result = self.rules, to_arrow_schema(self.result, timezone="UTC")
+
+        def closed(table: pa.Table) -> pa.Table:
+            told = step(None, table.select(rules.schema.names).cast(rules.schema), rules, EVER).told
+            return _shown(told, len(result)).rename_columns(result.names).cast(result)
+
+        return closed
+
+
+def _value(measure: measures.Measure, field: StructField) -> Any:
+    """What one event adds."""
+    if measure.kind != "count":
+        return F.expr(measure.argument).cast(field.dataType)
+    counts = F.lit(True) if measure.argument == "*" else F.expr(measure.argument).isNotNull()
+    return counts.cast("bigint")
+
+
+def _shown(told: pa.Table, width: int) -> pa.Table:
+    """Without what only merging needs."""
+    names = [name for name in told.column_names if name not in ORDER][:width]
+    shown = told.select(names)
+    for name in ("start", "end"):
+        at = shown.schema.get_field_index(name)
+        shown = shown.set_column(at, name, shown[name].cast(pa.timestamp("us", "UTC")))
+    return shown
+
+
+def _values(told: pa.Table, width: int) -> Iterator[tuple[Any, ...]]:
+    columns = [column.to_pylist() for column in _shown(told, width).columns]
+    return zip(*columns, strict=True)
+
+
+def _written(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table.combine_chunks())
+    return bytes(sink.getvalue())
+
+
+def _read(held: bytes) -> pa.Table:
+    return pa.ipc.open_stream(bytes(held)).read_all()
