@@ -1,0 +1,80 @@
+"""`gateway pipeline demo` as a newcomer meets it: a shop in Kafka, Spark's rows of it in a page."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from asyncio import create_subprocess_exec
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.browser import browser
+from support.demo import Demo
+from support.until import until
+
+WITHIN = 180.0  # s; Spark compiles while everything else runs
+
+pytestmark = pytest.mark.needs("java17", "chromium")
+
+
+@asynccontextmanager
+async def shop(place: Path, *options: str) -> AsyncIterator[Demo]:
+    """Listening; ended with the block. place: what is temporary is there."""
+    process = await create_subprocess_exec(
+        *(sys.executable, "-m", "gateway", "pipeline", "demo"),
+        *("--port", "0", "--no-browser", *options),
+        env={**os.environ, "TMPDIR": str(place)},
+        stdin=DEVNULL,
+        stdout=PIPE,
+        stderr=STDOUT,
+    )
+    running = Demo(process)
+    try:
+        await until(lambda: running.port or running.ended, lambda: running.said, WITHIN)
+        assert running.port, running.said
+        yield running
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True) if not running.ended else []
+        if process.returncode is None:
+            await running.end(signal.SIGKILL)
+        for child in family:
+            if child.is_running():
+                child.kill()
+
+
+async def test_the_shop_comes_to_the_page_and_leaves_nothing_behind(tmp_path: Path):
+    async with shop(tmp_path, "--clicks", "20", "--orders", "10") as running, browser() as tab:
+        await tab.open(running.url)
+        await tab.until("return document.querySelectorAll('#parts li').length >= 4", WITHIN)
+        for job in ("known", "visits", "settled"):
+            shown = f"return Number(document.querySelector('[data-job={job}]').dataset.count) > 5"
+            await tab.until(shown, WITHIN)
+        await tab.until("return Number(document.getElementById('unpaid').textContent) > 2", WITHIN)
+        await tab.until("return document.querySelectorAll('#jobs tr').length >= 3", WITHIN)
+        assert "country" not in await tab.text("#known tr td:nth-child(3)")
+        assert await tab.run("return document.querySelector('[data-state=failed]')") is None
+        assert [line for line in await tab.console() if line.startswith("SEVERE")] == []
+        family = psutil.Process(running.process.pid).children(recursive=True)
+        assert await running.end(signal.SIGTERM) in (0, -signal.SIGTERM)
+    _, alive = psutil.wait_procs(family, timeout=30)
+    assert alive == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_its_configuration_is_one_to_start_from(tmp_path: Path):
+    gateway = (sys.executable, "-m", "gateway")
+    printed = subprocess.run([*gateway, "pipeline", "demo", "--print-config"], capture_output=True)
+    file = tmp_path / "pipeline.yaml"
+    file.write_bytes(printed.stdout)
+    checked = subprocess.run([*gateway, "check", str(file)], capture_output=True, text=True)
+    assert (printed.returncode, checked.returncode) == (0, 0), checked.stderr
+    listed = subprocess.run(
+        [*gateway, "pipeline", "list", "-c", str(file)], capture_output=True, text=True
+    )
+    assert all(job in listed.stdout for job in ("visits", "settled", "known", "users"))
