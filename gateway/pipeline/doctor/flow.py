@@ -1,0 +1,199 @@
+"""Causes at the edges: the source, the sink, event time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from statistics import median
+
+from .cause import Cause, Limits, of_batch
+from .reading import Batch, Run, Source
+
+BEHIND = 3  # batches' worth of records that wait: fewer is what came meanwhile
+STILL = 3  # batches in which the watermark did not move
+
+
+def source(run: Run, limits: Limits) -> Iterator[Cause]:
+    """Records wait in the topic while the job has time, or while it asks for them.
+
+    A job that falls behind as its batches take long is not told so here: what makes them long is.
+    """
+    behind = [(batch, _behind(batch)) for batch in run.full]
+    known = [(batch, left) for batch, left in behind if left is not None]
+    rows = run.typical(lambda batch: batch.rows)
+    if len(known) < STILL or median(left for _, left in known) < BEHIND * rows:
+        return
+    if known[-1][1] < 0.7 * known[0][1]:  # it is catching up
+        return
+    idle = _idle(run)
+    asking = run.typical(_asking)
+    if not limits.exceeded(max(idle, asking), run.seconds):
+        return
+    left = known[-1][1]
+    names = {each.name for each in known[-1][0].sources if each.behind}
+    evidence = [
+        f"{left:,} records wait in {', '.join(sorted(names))}, {known[0][1]:,} at first",
+        f"a batch takes {rows:,.0f} of them",
+    ]
+    if idle > asking:
+        evidence.append(f"it is done in {run.seconds:.1f} s, then waits {idle:.1f} s for the next")
+    else:
+        evidence.append(f"asking for them takes {asking:.1f} s of a batch")
+    yield Cause(
+        "source-behind",
+        "the input comes faster than it is taken",
+        max(idle, asking),
+        of_batch(max(idle, asking), run.seconds + idle),
+        evidence,
+        ("from.max_records", "trigger") if idle > asking else ("from.min_partitions", "kafka"),
+        "Take more at a time, or more often."
+        if idle > asking
+        else "The brokers answer late; more tasks read at a time with min_partitions.",
+    )
+
+
+def sink(run: Run, limits: Limits) -> Iterator[Cause]:
+    """The output takes its time: what its writers say, what the driver does besides Spark's jobs,
+    or tasks of the last stage that neither compute nor keep state."""
+    noted = [batch.sink for batch in run.full if batch.sink is not None]
+    aside = run.typical(_aside)
+    waits = run.typical(lambda batch: _waits(run, batch))
+    cost = median(noted) if noted else max(aside, waits)
+    if not limits.exceeded(cost, run.seconds):
+        return
+    if noted:
+        said = f"writers waited {cost:.1f} s of a batch for Kafka to take and commit rows"
+    elif aside >= waits:
+        said = f"{aside:.1f} s of addBatch pass while no task runs: in the driver, at the sink"
+    else:
+        said = f"tasks of the last stage wait {waits:.1f} s without using a CPU or the state"
+    yield Cause(
+        "sink-slow",
+        "writing the output",
+        cost,
+        of_batch(cost, run.seconds),
+        [said],
+        ("to.writers", "to.guarantee", "to.kafka"),
+        "More writers at a time; look at the output's brokers (acks of all replicas, "
+        "transactions). guarantee: at-least-once does without transactions.",
+    )
+
+
+def watermark(run: Run, limits: Limits) -> Iterator[Cause]:
+    """Events go on, the watermark does not: no window ends, the state grows.
+
+    In Spark it is the least of all inputs', and of one the newest event's of all its partitions: an
+    idle partition does not hold it, an idle input does.
+    """
+    moving = [batch for batch in run.full if batch.newest is not None]
+    if not moving or not any(each.operators for each in run.batches):
+        return
+    at = moving[-1].watermark
+    if at is not None and at > (moving[-1].newest or 0):  # ahead of events: `late` tells of it
+        return
+    latest = [batch for batch in moving if batch.watermark == at]
+    stood = _span(latest)
+    advanced = (latest[-1].newest or 0) - (latest[0].newest or 0) if latest else 0.0
+    if len(latest) <= STILL or advanced < max(1.0, stood * 0.1):
+        return
+    silent = _silent(run)
+    said = datetime.fromtimestamp(at, UTC).isoformat() if at else "none yet"
+    evidence = [
+        f"the watermark is {said} for {len(latest)} batches, {stood:.0f} s",
+        f"events meanwhile went on by {advanced:.0f} s",
+    ]
+    evidence += [f"{name} brought no record" for name in silent]
+    grown = _state(latest[-1]) - _state(latest[0])
+    if grown > 0:
+        evidence.append(f"the state grew by {grown:,} rows")
+    yield Cause(
+        "watermark-stuck",
+        f"an idle input ({', '.join(silent)})" if silent else "the watermark stands still",
+        stood,
+        1.0,
+        evidence,
+        ("heartbeats into the idle topic",) if silent else ("from.time", "from.watermark"),
+        "Send a record of the present time now and then into the idle topic; or, where late ones "
+        "may be lost, spark.conf: spark.sql.streaming.multipleWatermarkPolicy: max.",
+    )
+
+
+def late(run: Run, limits: Limits) -> Iterator[Cause]:
+    """Rows come beyond the watermark and are dropped."""
+    rows = sum(batch.rows for batch in run.batches)
+    dropped = sum(each.dropped for batch in run.batches for each in batch.operators)
+    share = dropped / rows if rows else 0.0
+    if share <= limits.late:
+        return
+    ahead = run.typical(lambda each: (each.watermark or 0) - (each.newest or each.watermark or 0))
+    evidence = [f"{dropped:,} of {rows:,} rows were late ({share:.0%}); after a partial "
+                "aggregation, so of records rather more"]  # fmt: skip
+    if ahead > 0:
+        evidence.append(f"the watermark is {ahead:.0f} s ahead of the newest event of a batch")
+    yield Cause(
+        "late-drops",
+        "events later than the watermark allows",
+        share * run.seconds,
+        share,
+        evidence,
+        ("from.watermark", "from.late: topic"),
+        "One event far ahead has moved the watermark: a producer's clock is wrong; filter such "
+        "events before they get into the topic."
+        if ahead > 0
+        else "A longer watermark waits for them, and keeps more state.",
+    )
+
+
+def _behind(batch: Batch) -> int | None:
+    known = [each.behind for each in batch.sources if each.behind is not None]
+    return sum(known) if known else None
+
+
+def _asking(batch: Batch) -> float:
+    return batch.phases.get("latestOffset", 0.0) + batch.phases.get("getBatch", 0.0)
+
+
+def _idle(run: Run) -> float:
+    """Seconds between batches."""
+    gaps = [
+        later.at - sooner.at - sooner.seconds
+        for sooner, later in zip(run.batches, run.batches[1:], strict=False)
+        if later.id == sooner.id + 1
+    ]
+    return max(0.0, median(gaps)) if gaps else 0.0
+
+
+def _aside(batch: Batch) -> float:
+    if batch.work is None or not batch.work.jobs:
+        return 0.0
+    return max(0.0, batch.phases.get("addBatch", 0.0) - batch.work.jobs)
+
+
+def _waits(run: Run, batch: Batch) -> float:
+    """A machine with more to do than cores makes every task wait: nothing is told of the sink."""
+    if batch.work is None or batch.work.busy or any(batch.sink is not None for batch in run.full):
+        return 0.0
+    last = [each for each in batch.work.stages if each.last]
+    tasks = max((each.tasks for each in last), default=1)
+    waited = sum(max(0.0, each.total - each.cpu - each.gc) for each in last)
+    state = sum(each.commit + each.update + each.removal for each in batch.operators)
+    return max(0.0, waited - state - batch.work.python) / run.width(tasks)
+
+
+def _span(batches: list[Batch]) -> float:
+    return batches[-1].at + batches[-1].seconds - batches[0].at if batches else 0.0
+
+
+def _silent(run: Run) -> list[str]:
+    """Inputs without a record, where others have some."""
+    by_place: dict[int, list[Source]] = {}
+    for batch in run.full:
+        for place, each in enumerate(batch.sources):
+            by_place.setdefault(place, []).append(each)
+    if len(by_place) < 2:
+        return []
+    return [found[-1].name for found in by_place.values() if not any(each.rows for each in found)]
+
+
+def _state(batch: Batch) -> int:
+    return sum(each.rows for each in batch.operators)
