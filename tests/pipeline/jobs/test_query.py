@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.config.pipelines import Query
+from gateway.pipeline.jobs import query
+
+ORDERS = [(at, f"user {at % 3}", at * 10) for at in range(1, 61)]
+PAYMENTS = [(at + 5, f"user {at % 3}", at * 10) for at in range(1, 61, 2)]
+
+JOIN = """
+    SELECT o.user, o.amount FROM orders o JOIN payments p
+    ON o.user = p.user AND o.amount = p.amount
+    AND p.time BETWEEN o.time AND o.time + INTERVAL 10 SECONDS"""
+
+
+def settings(sql: str, *tables: str, **given: Any) -> Query:
+    names = tables or ("orders",)
+    return Query.model_validate(
+        {
+            "name": "asked",
+            "type": "query",
+            "tables": {name: {"topic": name, "time": "time"} for name in names},
+            "sql": sql,
+            "to": {"topic": "answers"},
+        }
+        | given
+    )
+
+
+def table(spark: Any, rows: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    made = spark.createDataFrame(rows, "s long, user string, amount long")
+    return made.select(F.timestamp_seconds("s").alias("time"), "user", "amount")
+
+
+def stream(spark: Any, rows: Any, directory: Path) -> Any:
+    made = table(spark, rows)
+    made.coalesce(1).write.parquet(str(directory))
+    found = spark.readStream.schema(made.schema).parquet(str(directory))
+    return found.withWatermark("time", "1 second")
+
+
+def told(job: Query, tables: Any, directory: Path) -> list[tuple[Any, ...]]:
+    """All rows of a stream that ends."""
+    rows: list[tuple[Any, ...]] = []
+
+    def keep(batch: Any, _: int) -> None:
+        rows.extend(map(tuple, batch.collect()))
+
+    writer = query.build(job, tables).writeStream.outputMode(query.mode(job)).foreachBatch(keep)
+    writer = writer.option("checkpointLocation", str(directory)).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    return sorted(rows)
+
+
+def test_a_query_is_asked_over_tables_by_their_names(spark: Any) -> None:
+    job = settings("SELECT user, sum(amount) AS total FROM orders WHERE amount > 100 GROUP BY user")
+    rows = query.build(job, {"orders": table(spark, ORDERS)}).collect()
+    expected: dict[str, int] = {}
+    for _, user, amount in ORDERS:
+        if amount > 100:
+            expected[user] = expected.get(user, 0) + amount
+    assert {row["user"]: row["total"] for row in rows} == expected
+
+
+def test_two_jobs_of_a_session_may_call_different_topics_the_same(spark: Any) -> None:
+    job = settings("SELECT count(*) AS n FROM orders")
+    few = query.build(job, {"orders": table(spark, ORDERS[:2])})
+    many = query.build(job, {"orders": table(spark, ORDERS)})
+    assert [each.collect()[0]["n"] for each in (few, many)] == [2, 60]
+    assert "orders" not in [view.name for view in spark.catalog.listTables()]
+
+
+def test_streams_join_within_a_bound(spark: Any, tmp_path: Path) -> None:
+    tables = {
+        "orders": stream(spark, ORDERS, tmp_path / "orders"),
+        "payments": stream(spark, PAYMENTS, tmp_path / "payments"),
+    }
+    found = told(settings(JOIN, "orders", "payments"), tables, tmp_path / "checkpoint")
+    assert found == sorted((user, amount) for _, user, amount in PAYMENTS)
+
+
+def test_windows_end_also_by_rows_that_where_takes_out(spark: Any, tmp_path: Path) -> None:
+    """Spark pushes a filter below the watermark: the second window then never ended, as no row
+    that passes comes after it."""
+    job = settings(
+        "SELECT count(*) AS n FROM orders WHERE amount < 120 GROUP BY window(time, '10 seconds')"
+    )
+    tables = {"orders": stream(spark, ORDERS, tmp_path / "orders")}
+    assert told(job, tables, tmp_path / "checkpoint") == [(2,), (9,)]
+
+
+def test_rows_are_told_once_unless_updates_are_asked_for() -> None:
+    assert query.mode(settings("SELECT 1 FROM orders")) == "append"
+    assert query.mode(settings("SELECT 1 FROM orders", emit="updates")) == "update"
+    assert query.mode(settings("SELECT 1 FROM orders", trigger="realtime")) == "update"
+
+
+@pytest.mark.parametrize(
+    ("sql", "problem"),
+    [
+        ("DELETE FROM orders", "sql begins with DELETE; write a SELECT, WITH or FROM"),
+        ("SELECT 1 FROM orders; SELECT 2", "sql has several statements; keep one SELECT"),
+        ("SELECT 1 FROM order", "sql: there is no table 'order'; did you mean 'orders'?"),
+        ("SELECT 1", "tables.orders: the query does not read it; remove it, or name it in FROM"),
+        (
+            "SELECT orders.amout FROM orders",
+            "sql: there is no column 'amout'; did you mean 'amount'?",
+        ),
+    ],
+)
+def test_what_is_wrong_without_a_doubt_is_told_before_spark_starts(sql: str, problem: str) -> None:
+    columns = {"orders": {"amount": "int", "user": "string"}}
+    (found,) = query.problems(settings(sql), columns)
+    assert found.startswith(problem)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT user, amount FROM orders;",
+        "WITH big AS (SELECT * FROM Orders WHERE amount > 1) SELECT big.any FROM big",
+        "(SELECT o.anything FROM orders AS o)",
+        "SELECT orders.x FROM (SELECT 1 AS x FROM orders) AS orders",
+    ],
+)
+def test_what_only_spark_can_judge_is_left_to_it(sql: str) -> None:
+    assert not list(query.problems(settings(sql), {"orders": {"amount": "int"}}))
+
+
+@pytest.mark.parametrize(
+    ("sql", "why"),
+    [
+        ("SELECT user, count(*) FROM orders GROUP BY user", "count() keeps state"),
+        ("SELECT DISTINCT user FROM orders", "DISTINCT keeps state"),
+        ("SELECT max (amount) FROM orders", "max() keeps state"),
+        ("SELECT * FROM orders JOIN payments USING (user)", "JOIN keeps state"),
+        ("SELECT user FROM orders UNION SELECT user FROM payments", "write UNION ALL"),
+    ],
+)
+def test_why_a_query_does_not_run_in_real_time(sql: str, why: str) -> None:
+    assert why in str(query.realtime(settings(sql, "orders", "payments")))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT user, explode(items) AS item FROM orders WHERE amount > 1",
+        "SELECT user FROM orders UNION ALL SELECT user FROM payments",
+        "SELECT `count`, upper(user) AS `group` FROM orders",
+    ],
+)
+def test_columns_filters_explode_and_union_all_run_in_real_time(sql: str) -> None:
+    assert query.realtime(settings(sql, "orders", "payments")) is None
