@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from . import demo, listing
+from . import demo, doctor, listing
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -30,3 +30,4 @@ def _pipeline() -> None:
 
 pipeline.command("list")(listing.list_)
 pipeline.command()(demo.demo)
+pipeline.command()(doctor.doctor)

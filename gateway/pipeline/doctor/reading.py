@@ -162,7 +162,16 @@ def run(records: Iterable[Mapping[str, Any]], cores: int | None = None) -> Run:
 
 def _begins(record: Mapping[str, Any]) -> bool:
     """The first batch of a process has no rate of input yet."""
-    return record["batchId"] == 0 or not record.get("inputRowsPerSecond")
+    rates = [each.get("inputRowsPerSecond") for each in record.get("sources") or ()]
+    return record["batchId"] == 0 or not any(isinstance(each, float) and each > 0 for each in rates)
+
+
+def _rows(record: Mapping[str, Any]) -> int:
+    """In an event log only the sources have it."""
+    told = record.get("numInputRows")
+    if told is not None:
+        return int(told)
+    return sum(int(each.get("numInputRows") or 0) for each in record.get("sources") or ())
 
 
 def batch(record: Mapping[str, Any]) -> Batch:
@@ -173,7 +182,7 @@ def batch(record: Mapping[str, Any]) -> Batch:
     return Batch(
         id=int(record["batchId"]),
         at=_time(record["timestamp"]) or 0.0,
-        rows=int(record.get("numInputRows") or 0),
+        rows=_rows(record),
         seconds=phases.get("triggerExecution", float(record.get("batchDuration") or 0) / 1000),
         phases=phases,
         operators=[_operator(each) for each in record.get("stateOperators") or ()],

@@ -1,0 +1,77 @@
+"""Records of progress from a file: saved JSON, JSON lines, or Spark's event log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from gateway.errors import PipelineError
+
+from .eventlog import records as of_events
+
+_ZSTD = b"\x28\xb5\x2f\xfd"
+
+
+def opened(path: Path) -> list[dict[str, Any]]:
+    """The oldest first, of all queries in it. Raises PipelineError for what holds no progress."""
+    try:
+        found = [each for text in _texts(path) for each in _objects(text)]
+    except (OSError, ValueError) as error:
+        raise PipelineError(f"{path} cannot be read as JSON: {error}") from None
+    if any("Event" in each for each in found):
+        found = of_events(found)
+    progress = [
+        each.get("progress", each) for each in found
+    ]  # an event of a listener has it within
+    progress = [each for each in progress if "durationMs" in each and "batchId" in each]
+    if not progress:
+        what = "save query.recentProgress, or give an event log or a job's progress.jsonl"
+        raise PipelineError(f"{path} holds no progress of a query; {what}")
+    return progress
+
+
+def queries(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """By name, or by id where they have none; in the order they begin."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in records:
+        found.setdefault(str(each.get("name") or each.get("id") or "query"), []).append(each)
+    return found
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """Of a rolled log its files, in the order of their numbers."""
+    if not path.is_dir():
+        yield _text(path)
+        return
+    files = [each for each in path.iterdir() if each.name.startswith("events_")]
+    for each in sorted(files, key=lambda file: int(file.name.split("_")[1])):
+        yield _text(each)
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    if data.startswith(_ZSTD):
+        import cramjam
+
+        data = bytes(cramjam.zstd.decompress(data))
+    return data.decode()
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """One, a list of them, or one a line; a last line that is cut off is passed over."""
+    try:
+        whole = json.loads(text)
+    except ValueError:
+        whole = None
+    if whole is not None:
+        yield from whole if isinstance(whole, list) else [whole]
+        return
+    lines = [line for line in text.splitlines() if line.strip()]
+    for at, line in enumerate(lines):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            if at < len(lines) - 1:
+                raise
