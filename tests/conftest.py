@@ -10,6 +10,7 @@ pytest_plugins = [
     "support.brokers",
     "support.any_topic",
     "support.neighbour",
+    "support.redis",
     "support.secured",
     "support.shares",
     "support.spark",

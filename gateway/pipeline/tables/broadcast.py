@@ -1,0 +1,168 @@
+"""A small table that is joined as a whole, and read anew as it ages.
+
+It is read by Spark and kept in the driver as Arrow: a plan that reads files, or blocks of an
+executor, fails when they are gone; this one is a value. A read that fails changes nothing (the
+last good table goes on, with a line and an alert), and the swap is between two batches.
+
+The first read is waited for, and must succeed: events would otherwise be told without their row,
+for ever. Later ones happen meanwhile; only a table that got older than `refresh` nevertheless,
+because batches are rare, is waited for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from threading import Thread
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from gateway.errors import PipelineError
+from gateway.pipeline import alerts
+
+from .columns import parsed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from gateway.config.pipelines import Broadcast
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+KEY = "_table_key"
+"""The column of a table that is held by which it is looked up: its key as text."""
+ALERT = "table-not-refreshed"
+_AGAIN = 5.0  # s after a read that failed, at most
+
+
+class Refreshed(Generic[T]):
+    """A value that is read anew in the background.
+
+    read:    takes as long as it takes; its failures are kept back once it has succeeded.
+    refresh: seconds that a value is used, as long as reads succeed.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], T],
+        refresh: float,
+        *,
+        job: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read, self._refresh, self._job, self._clock = read, refresh, job, clock
+        self._value: T | None = None
+        self._begun = self._due = self._overdue = 0.0  # when: its read, the next, one waited for
+        self._reading: Thread | None = None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the read began that brought the value."""
+        return self._clock() - self._begun
+
+    def current(self) -> T:
+        """The value for now. Raises PipelineError: there is none yet, and it cannot be read."""
+        if self._reading is not None and not self._reading.is_alive():
+            self._reading = None
+        if self._value is None:
+            return self._first()
+        now = self._clock()
+        if self._reading is None and now >= self._due:
+            self._reading = Thread(target=self._again, name=f"table of {self._job}", daemon=True)
+            self._reading.start()
+        if self._reading is not None and now >= self._overdue:
+            self._reading.join()
+        return self._value
+
+    def _first(self) -> T:
+        begun = self._clock()
+        try:
+            value = self._read()
+        except Exception as error:
+            what = f"the table of job {self._job} cannot be read: {_reason(error)}"
+            raise PipelineError(f"{what}; the job does not begin without it") from error
+        self._swap(value, begun)
+        return value
+
+    def _again(self) -> None:
+        begun = self._clock()
+        try:
+            value = self._read()
+        except Exception as error:
+            now = self._clock()
+            self._due = now + min(self._refresh / 2, _AGAIN)
+            self._overdue = float("inf")  # what is not to be had is not waited for
+            what = f"its table cannot be read: {_reason(error)}"
+            alerts.raise_(self._job, ALERT, f"{what}; the last one goes on, look at its source")
+        else:
+            self._swap(value, begun)
+            alerts.clear(self._job, ALERT)
+
+    def _swap(self, value: T, begun: float) -> None:
+        self._begun = begun
+        self._due, self._overdue = begun + self._refresh / 2, begun + self._refresh
+        self._value = value
+
+
+def held(
+    table: Broadcast, spark: SparkSession, kafka: Mapping[str, str], *, job: str
+) -> Refreshed[DataFrame]:
+    """A table of the settings: its columns, and KEY. kafka: Spark's options of the cluster."""
+
+    def read() -> DataFrame:
+        return kept(latest(table, spark, kafka))
+
+    return Refreshed(read, table.refresh, job=job)
+
+
+def latest(table: Broadcast, spark: SparkSession, kafka: Mapping[str, str]) -> DataFrame:
+    """The table as it is now, one row a key."""
+    if table.topic is not None:
+        return _of_topic(table, spark, kafka)
+    from pyspark.sql import functions as F
+
+    assert table.path is not None
+    rows = spark.read.parquet(table.path)
+    if table.fields:
+        rows = rows.select(*{table.key: None, **table.fields})
+    return _unique(rows.withColumn(KEY, F.col(table.key).cast("string")).drop(table.key))
+
+
+def kept(rows: DataFrame) -> DataFrame:
+    """The same rows, of which nothing has to be read again."""
+    return rows.sparkSession.createDataFrame(rows.toArrow(), schema=rows.schema)
+
+
+def _of_topic(table: Broadcast, spark: SparkSession, kafka: Mapping[str, str]) -> DataFrame:
+    read = spark.read.format("kafka").options(**kafka).option("subscribe", table.topic)
+    read = read.option("startingOffsets", "earliest").option("failOnDataLoss", "false")
+    raw = read.option("kafka.isolation.level", "read_committed").load()
+    return newest(raw, table)
+
+
+def newest(raw: DataFrame, table: Broadcast) -> DataFrame:
+    """Of Kafka's columns: each key's latest value, unless that is a tombstone."""
+    from pyspark.sql import functions as F
+
+    key = F.col("key").cast("string").alias(KEY)
+    each = raw.where(F.col("key").isNotNull()).groupBy(key, "partition")
+    last = each.agg(F.max_by(F.struct("timestamp", "value"), "offset").alias("last"))
+    # Where a topic got more partitions a key may be in two: then the later record.
+    one = last.groupBy(KEY).agg(F.max_by("last.value", "last.timestamp").alias("_row"))
+    found = parsed(one.where(F.col("_row").isNotNull()), "_row", table.fields)
+    if table.key == "_key":
+        return found
+    return _unique(found.drop(KEY).withColumn(KEY, F.col(table.key).cast("string")))
+
+
+def _unique(rows: DataFrame) -> DataFrame:
+    """One row a key: an event must not become two."""
+    from pyspark.sql import functions as F
+
+    return rows.where(F.col(KEY).isNotNull()).dropDuplicates([KEY])
+
+
+def _reason(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -1,0 +1,134 @@
+"""What a task remembers of a table that is looked up: the values used last, none too old.
+
+A value's age counts from when it was *asked for*: it was true at some moment after that. One
+older than `staleness` is asked for anew, never used; that a key has none is remembered for
+`negative`. Nothing is evicted while a batch is being answered (`trim` does it at the end): of a
+batch with more keys than `size` some would otherwise come out without their row.
+
+Sans-I/O: time is an argument, in seconds of any monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field, fields
+from itertools import islice, repeat
+from typing import TypeAlias
+
+_Entry: TypeAlias = tuple[bytes | None, float]  # the value, and when it was asked for
+
+
+@dataclass(slots=True)
+class Stats:
+    """What lookups cost. Keys are the different ones of a batch, summed over batches."""
+
+    rows: int = 0  # with a key
+    keys: int = 0
+    hits: int = 0  # keys answered by what was remembered, be it that there is none
+    stale: int = 0  # keys remembered, but for too long
+    asked: int = 0  # keys that the table answered
+    missing: int = 0  # keys that the table has not
+    fallback: int = 0  # keys that the fallback had
+    failures: int = 0  # requests that the table did not answer
+
+    def __add__(self, other: Stats) -> Stats:
+        names = (each.name for each in fields(self))
+        return Stats(*(getattr(self, name) + getattr(other, name) for name in names))
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of rows that needed no request of their own, 0 to 1: their key was
+        remembered, or is another row's of the same batch."""
+        return 1.0 - (self.keys - self.hits) / self.rows if self.rows else 0.0
+
+
+@dataclass(slots=True)
+class Cache:
+    """Values by key.
+
+    size:      keys kept between batches; 0: none.
+    staleness: seconds that a value may be used after it was asked for.
+    negative:  the same for that a key has none; `staleness` bounds it, too.
+    """
+
+    size: int
+    staleness: float
+    negative: float
+    stats: Stats = field(default_factory=Stats)
+    _entries: dict[str, _Entry] = field(default_factory=dict)  # the least lately used first
+
+    def lacking(self, keys: Sequence[str], now: float, since: float) -> list[str]:
+        """Those of different keys that must be asked for before a batch can be answered.
+
+        since: when the latest request for this batch began: what was asked for from then on is
+            as new as can be, and is used even if the answer took longer than the bound.
+        """
+        oldest = min(since, now - self.staleness)
+        oldest_none = min(since, now - min(self.negative, self.staleness))
+        get = self._entries.get
+        lacking, stale = [], 0
+        for key in keys:
+            entry = get(key)
+            if entry is None:
+                lacking.append(key)
+            elif entry[1] < (oldest if entry[0] is not None else oldest_none):
+                lacking.append(key)
+                stale += 1
+        self.stats.stale += stale
+        return lacking
+
+    def put(self, keys: Sequence[str], values: Sequence[bytes | None], asked: float) -> None:
+        """What the table said to a request that began at `asked`."""
+        self._entries.update(zip(keys, zip(values, repeat(asked)), strict=True))
+
+    def answer(self, keys: Sequence[str]) -> list[bytes | None]:
+        """The values of different keys of which none is lacking; they are now those used last."""
+        entries = self._entries
+        pop = entries.pop
+        values = []
+        for key in keys:
+            entry = entries[key] = pop(key)
+            values.append(entry[0])
+        return values
+
+    def trim(self) -> None:
+        """Forget those used least lately, beyond `size`: the batch is answered."""
+        for key in list(islice(self._entries, max(0, len(self._entries) - self.size))):
+            del self._entries[key]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+@dataclass(slots=True)
+class Request:
+    """One batch's way to the values of its keys, which are different ones.
+
+    `ask` is what to ask for next; empty: `Cache.answer` may be called. Each round either is over
+    (everything in `ask` was `put`) or failed on the way. What else became too old meanwhile is
+    asked for together with all the other keys: one by one they would never be fresh at a time.
+    """
+
+    cache: Cache
+    keys: Sequence[str]
+    now: InitVar[float]
+    ask: list[str] = field(init=False)
+    _since: float = field(init=False)
+
+    def __post_init__(self, now: float) -> None:
+        self.ask = self.cache.lacking(self.keys, now, since=now)
+        self.cache.stats.keys += len(self.keys)
+        self.cache.stats.hits += len(self.keys) - len(self.ask)
+
+    def begun(self, now: float) -> None:
+        """A round begins."""
+        self._since = now
+
+    def over(self, now: float) -> None:
+        """It is over. Where nothing failed in between, the second one is the last."""
+        self.ask = list(self.keys) if self.cache.lacking(self.keys, now, self._since) else []
+
+    def failed(self, now: float) -> None:
+        """It is not: what it brought is used for as long as anything else."""
+        self.ask = self.cache.lacking(self.keys, now, since=now)
+        self.cache.stats.failures += 1

