@@ -1,0 +1,158 @@
+"""What Spark wrote into one checkpoint: the query's id, and the range of offsets of each batch.
+
+`offsets/N` is what batch N may read up to, written before it runs; `commits/N` says that it is
+complete. A batch that has the first without the second is run again, with the same range.
+Spark's HDFSMetadataLog: a line with a version, then JSON; a source's first offsets are in
+`sources/<n>/0`, behind a zero byte. Local files are read as such, others by Hadoop through Spark.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from gateway.errors import PipelineError
+
+from . import checkpoints
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Offsets: TypeAlias = dict[tuple[str, int], int]
+"""(topic, partition) -> the next offset to be read."""
+
+
+class Batch(NamedTuple):
+    """watermark: ms of event time that late events of this batch were held against."""
+
+    number: int
+    start: tuple[Offsets, ...]
+    end: tuple[Offsets, ...]
+    watermark: int
+
+
+class Checkpoint:
+    """location: as Spark is told. spark: needed where it is on another file system."""
+
+    def __init__(self, location: str, spark: SparkSession | None = None) -> None:
+        self._location = location.rstrip("/")
+        self._local = checkpoints.local(location)
+        self._spark = spark
+
+    def query(self) -> str | None:
+        """The id that the query has for as long as this checkpoint; None before the first run."""
+        text = self._text("metadata")
+        return str(json.loads(text)["id"]) if text else None
+
+    def planned(self) -> int | None:
+        """The last batch that has a range; it may be under way."""
+        return max(self._numbers("offsets"), default=None)
+
+    def committed(self) -> int | None:
+        """The last batch that is complete."""
+        return max(self._numbers("commits"), default=None)
+
+    def next(self) -> Offsets:
+        """What the query reads next, of every partition it knows; {} before the first run."""
+        done = self.committed()
+        parts = self._first() if done is None else self._ends(done)
+        return {partition: offset for part in parts for partition, offset in part.items()}
+
+    def batch(self, number: int) -> Batch:
+        """The ranges of a batch, by source. Raises PipelineError where Spark forgot it."""
+        ends = self._ends(number)
+        starts = self._ends(number - 1) if number else self._first()
+        starts = starts or tuple({} for _ in ends)
+        watermark = int(self._head(number).get("batchWatermarkMs", 0))
+        return Batch(number, starts, ends, watermark)
+
+    def mark(self, number: int) -> str:
+        """Sixteen digits that differ for two ranges under one number; "" where there is none."""
+        text = self._text(f"offsets/{number}")
+        return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
+
+    def _head(self, number: int) -> Mapping[str, Any]:
+        return _object(self._lines(number)[0])
+
+    def _ends(self, number: int) -> tuple[Offsets, ...]:
+        return tuple(_offsets(line) for line in self._lines(number)[1:])
+
+    def _lines(self, number: int) -> list[str]:
+        text = self._text(f"offsets/{number}")
+        if text is None:
+            raise PipelineError(f"{self._location} has no offsets of batch {number} any more")
+        version, *lines = text.splitlines()
+        if version != "v1" or not lines:
+            what = f"{self._location}/offsets/{number} is of version {version!r}, not v1"
+            raise PipelineError(f"{what}; run it with the version of Spark that this gateway pins")
+        return lines
+
+    def _first(self) -> tuple[Offsets, ...]:
+        texts: list[str] = []
+        while (text := self._text(f"sources/{len(texts)}/0")) is not None:
+            texts.append(text)
+        return tuple(_offsets(text[text.index("{") :]) for text in texts if "{" in text)
+
+    def _text(self, name: str) -> str | None:
+        if self._local is not None:
+            try:
+                return (self._local / name).read_text("utf-8")
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return _hadoop_text(self._jvm(), f"{self._location}/{name}")
+
+    def _numbers(self, name: str) -> list[int]:
+        if self._local is not None:
+            directory = Path(self._local / name)
+            names = [each.name for each in directory.iterdir()] if directory.is_dir() else []
+        else:
+            names = _hadoop_names(self._jvm(), f"{self._location}/{name}")
+        return [int(each) for each in names if each.isdigit()]
+
+    def _jvm(self) -> Any:
+        if self._spark is None:
+            what = f"{self._location} is on another file system, which only a running job reads"
+            raise PipelineError(f"{what}; run the job, or give a directory of this machine")
+        return self._spark.sparkContext
+
+
+def _offsets(line: str) -> Offsets:
+    """A line of Kafka's source: {"topic": {"0": 12}}; `-` where it had none yet."""
+    topics = _object(line) if line.startswith("{") else {}
+    return {
+        (topic, int(partition)): int(offset)
+        for topic, partitions in topics.items()
+        for partition, offset in partitions.items()
+    }
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    found = json.loads(text)
+    return found if isinstance(found, dict) else {}
+
+
+def _hadoop(context: Any, location: str) -> tuple[Any, Any]:
+    path = context._jvm.org.apache.hadoop.fs.Path(location)
+    return path, path.getFileSystem(context._jsc.hadoopConfiguration())
+
+
+def _hadoop_text(context: Any, location: str) -> str | None:
+    path, files = _hadoop(context, location)
+    if not files.exists(path):
+        return None
+    stream = files.open(path)
+    try:
+        charset = context._jvm.java.nio.charset.StandardCharsets.UTF_8
+        return str(context._jvm.org.apache.commons.io.IOUtils.toString(stream, charset))
+    finally:
+        stream.close()
+
+
+def _hadoop_names(context: Any, location: str) -> list[str]:
+    path, files = _hadoop(context, location)
+    return (
+        [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
+    )

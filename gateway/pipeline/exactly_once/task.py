@@ -1,0 +1,133 @@
+"""What a Python worker does with one writer's rows of one epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaException
+
+from gateway.errors import CheckpointRefused, PipelineError
+
+from . import producers
+from .ledger import Ledger, writer_key
+from .plan import Plan, Superseded, current, due
+from .producers import Interrupted, Transactional
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OUTCOME = "writer bigint, process string, rows bigint, written boolean"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Called by Spark with the Arrow batches of a partition; its number is the writer's.
+
+    topic: of rows that name none. served: which process had which writer last, and committed.
+    timeout: s, of transactions. An instance of an importable class is pickled by its name, so the
+    producers that its module keeps are found again.
+    """
+
+    query: str
+    topic: str
+    ledger: Ledger
+    plan: Plan
+    epoch: int
+    mark: str
+    timeout: float
+    served: Mapping[int, str]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yields one row of `OUTCOME`. Raises Interrupted, Superseded, CheckpointRefused."""
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        yield _outcome(*self.write(context.partitionId(), batches))
+
+    def write(self, writer: int, batches: Iterable[pa.RecordBatch]) -> tuple[int, str, int, bool]:
+        """All rows and the entry in one transaction, unless they were written before."""
+        filled = (batch for batch in batches if batch.num_rows)
+        head = next(filled, None)
+        if head is None:
+            return writer, self.served.get(writer, ""), 0, False
+        producer = self._producer(writer)
+        if producer is None:
+            rest = sum(batch.num_rows for batch in filled)  # Spark wants its input to be read
+            return writer, "", head.num_rows + rest, False
+        producer.begin()
+        try:
+            rows = self._rows(producer, head)
+            rows += sum(self._rows(producer, batch) for batch in filled)
+            self._commit(producer, writer)
+        except Interrupted:
+            raise
+        except BaseException:  # a task that is cancelled, rows that cannot be computed
+            producer.abort()
+            raise
+        return writer, producers.process(), rows, True
+
+    def _producer(self, writer: int) -> Transactional | None:
+        """Ready for this epoch; None where it has been written.
+
+        Only a producer that this process has had since the writer's last commit is as good as a
+        new one: a new one asks the ledger, after it has fenced all others.
+        """
+        identity, client = f"{self.query}-{writer}", self.ledger.client
+        mine = self.served.get(writer) == producers.process()
+        if mine and (found := producers.kept(identity, client, self.plan.generation)):
+            return found
+        made = Transactional(identity, client, self.timeout)
+        try:
+            plan, entry = self.ledger.standing(self.query, writer)
+        except KafkaException as error:
+            raise Interrupted(identity, error) from None
+        current(plan or self.plan, self.plan)
+        if not due(entry, self.epoch, self.mark):
+            return None
+        producers.keep(made, client, self.plan.generation)
+        return made
+
+    def _rows(self, producer: Transactional, batch: pa.RecordBatch) -> int:
+        names = batch.schema.names
+        keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+        if "headers" not in names and "topic" not in names:
+            producer.plain(self.topic, keys, values)
+            return len(values)
+        topics = batch.column("topic").to_pylist() if "topic" in names else [None] * len(values)
+        tags = batch.column("headers").to_pylist() if "headers" in names else [None] * len(values)
+        named = [topic or self.topic for topic in topics]
+        producer.rows(named, keys, values, [_headers(each) for each in tags])
+        return len(values)
+
+    def _commit(self, producer: Transactional, writer: int) -> None:
+        key, place = writer_key(self.query, writer), self.ledger.place(writer)
+        entry = {"epoch": self.epoch, "writers": self.plan.writers, "mark": self.mark}
+        producer.entry(self.ledger.topic, place, key, entry)
+        producer.commit()
+
+
+def _headers(found: Iterable[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
+    return [(each["key"], each["value"]) for each in found or ()]
+
+
+def _outcome(writer: int, process: str, rows: int, written: bool) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    columns = {"writer": [writer], "process": [process], "rows": [rows], "written": [written]}
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def refusal(text: str) -> PipelineError | None:
+    """The error of ours within what Spark says of a failed batch; None: it is worth another try,
+    or not ours."""
+    for line in text.splitlines():
+        _, found, message = line.partition("CheckpointRefused: ")
+        if found:
+            return CheckpointRefused(message.strip())
+        _, found, message = line.partition(f"{Superseded.__name__}: ")
+        if found:
+            return PipelineError(f"{message.strip()}; another process runs this job, end one")
+    return None
