@@ -85,10 +85,11 @@ class Protobuf:
     def _class(self, way: tuple[int, ...]) -> type[Message]:
         found = self._classes.get(way)
         if found is None:
-            found = self._classes[way] = message_factory.GetMessageClass(self._descriptor(way))
+            found = self._classes[way] = message_factory.GetMessageClass(self.descriptor(way))
         return found
 
-    def _descriptor(self, way: Sequence[int]) -> Any:
+    def descriptor(self, way: Sequence[int]) -> Any:
+        """Of the message at a way of indexes. Raises ValueError: there is none."""
         try:
             found = self._file.message_types_by_name[self._types[way[0]]]
             for index in way[1:]:
