@@ -399,6 +399,10 @@ PIPELINE_STATE_BYTES = _gauge(
 PIPELINE_STATE_MEMORY = _gauge(
     "gateway_pipeline_state_memory_bytes", "Memory it takes.", "job", "operator", unit="bytes"
 )
+PIPELINE_STATE_DAMAGED = _counter(
+    "gateway_pipeline_state_damaged",
+    "Files of the state that were found damaged, mended or not; Spark's own metrics stay 0.", "job",
+)  # fmt: skip
 PIPELINE_WATERMARK_AGE = _gauge(
     "gateway_pipeline_watermark_age_seconds",
     "How far the watermark is behind the clock; jobs without one have none.",
