@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from . import demo, doctor, listing
+from . import backup, demo, doctor, listing, rescale, state
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -31,3 +31,7 @@ def _pipeline() -> None:
 pipeline.command("list")(listing.list_)
 pipeline.command()(demo.demo)
 pipeline.command()(doctor.doctor)
+pipeline.command()(state.state)
+pipeline.command()(backup.backup)
+pipeline.command()(backup.restore)
+pipeline.command()(rescale.rescale)

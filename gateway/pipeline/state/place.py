@@ -1,0 +1,65 @@
+"""Where the checkpoint of a job is, and where the next version of it goes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from gateway.errors import PipelineError
+from gateway.pipeline import checkpoints
+
+from . import lease
+from .files import Files, files
+
+
+def remote(root: str) -> bool:
+    """Does it need a session of Spark to be reached?"""
+    return checkpoints.local(root) is None
+
+
+def newest(root: str, job: str, spark: Any = None) -> int | None:
+    """The number of the version in use; None before the first run."""
+    local = checkpoints.local(root)
+    if local is not None:
+        return max(checkpoints.versions(local, job), default=None)
+    names = {name.split("/", 1)[0] for name in files(f"{root.rstrip('/')}/{job}", spark).sizes()}
+    return max((n for name in names if (n := checkpoints.number(name)) is not None), default=None)
+
+
+def current(root: str, job: str, spark: Any = None) -> Files:
+    """The checkpoint in use. Raises PipelineError: there is none."""
+    version = newest(root, job, spark)
+    if version is None:
+        raise PipelineError(f"{job} has no checkpoint in {root}; run it first")
+    return files(_path(root, job, version), spark)
+
+
+def following(root: str, job: str, spark: Any = None) -> tuple[Files, str]:
+    """Where a restored checkpoint is put together, and what it becomes: the next version, which
+    is then the one in use. Older ones stay."""
+    path = _path(root, job, (newest(root, job, spark) or 0) + 1)
+    return files(f"{path}.restoring", spark), path
+
+
+@contextlib.contextmanager
+def idle(root: str, job: str, spark: Any = None, *, force: bool = False) -> Iterator[None]:
+    """While this lasts the job does not run. force: believe that it does not, where that cannot
+    be known. Raises PipelineError: it runs, or may."""
+    version = newest(root, job, spark)
+    if version is None:
+        yield
+        return
+    path = _path(root, job, version)
+    if remote(root) and not force and lease.fresh(files(path, spark)):
+        raise PipelineError(
+            f"{job} had a batch within the last {lease.FRESH / 60:.0f} minutes; end it, and wait "
+            "so long, or say --force if you know that it has ended"
+        )
+    with lease.held(path, job):
+        yield
+
+
+def _path(root: str, job: str, version: int) -> str:
+    local = checkpoints.local(root)
+    return checkpoints.path(root if local is None else str(local), job, version)
