@@ -12,18 +12,16 @@ batches and jobs. What it counted comes back with each task's end: `stats`.
 from __future__ import annotations
 
 import importlib
-import logging
-import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gateway.core.recovery import Backoff, Cause
 from gateway.errors import PipelineError
 
 from .cache import Cache, Request, Stats
 from .redis import Away, Redis, Server
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,12 +29,8 @@ if TYPE_CHECKING:
 
     from gateway.config import pipelines as config
 
-log = logging.getLogger(__name__)
-
 Fallback: TypeAlias = Callable[[list[str]], Mapping[str, Any]]
 Source: TypeAlias = Callable[[Server], Redis]
-
-BACKOFF = 2.0  # seconds between requests to a server that is away, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +65,12 @@ class Table:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._server = lookup.server
         self._redis = source(lookup.server)
         self._fallback = None if lookup.fallback is None else imported(lookup.fallback)
         self._cache = Cache(lookup.cache, lookup.staleness, lookup.negative)
-        self._clock, self._sleep = clock, sleep
-        self._backoff = Backoff(ceiling=BACKOFF, random=random.random)
-        self._away: float | None = None  # since when
+        self._clock = clock
+        name = f"Redis at {lookup.server.shown}"
+        self._waiting = Waiting(name, clock=clock, sleep=sleep)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
         """The JSON of different keys; None where there is none.
@@ -92,10 +85,12 @@ class Table:
                 self._fetch(request.ask)
             except Away as error:
                 request.failed(self._clock())
-                self._waits(error)
-                if self._fallback is None or self._backoff.attempts < 2:
+                if self._fallback is None or not self._waiting.long:
+                    self._waiting.failed(error, "the batch waits")
                     continue
-                self._cache.put(request.ask, self._fallen(request.ask), self._clock())
+                asked = self._clock()
+                request.begun(asked)
+                self._cache.put(request.ask, self._fallen(request.ask), asked)
             request.over(self._clock())
         values = self._cache.answer(keys)
         self._cache.trim()
@@ -115,7 +110,7 @@ class Table:
             self._cache.put(chunk, values, asked)
             if lacking and self._fallback is not None:
                 self._cache.put(lacking, self._fallen(lacking), asked)
-        self._back()
+        self._waiting.succeeded()
 
     def _fallen(self, keys: list[str]) -> list[bytes | None]:
         """What the fallback says of them."""
@@ -123,22 +118,6 @@ class Table:
         found = self._fallback(list(keys))
         self._cache.stats.fallback += sum(found.get(key) is not None for key in keys)
         return [_json(found.get(key)) for key in keys]
-
-    def _waits(self, error: Away) -> None:
-        delay = self._backoff.delay(Cause.CONNECTION)
-        if self._away is None:
-            self._away = self._clock()
-        elif self._backoff.attempts == 2:  # the first failure may be an idle connection's end
-            what = "its fallback is asked" if self._fallback else "the batch waits"
-            log.warning("Redis at %s is away (%s); %s", self._server.shown, error, what)
-        self._sleep(delay)
-
-    def _back(self) -> None:
-        if self._away is not None and self._backoff.attempts >= 2:
-            away = self._clock() - self._away
-            log.warning("Redis at %s answers again, after %.1f s", self._server.shown, away)
-        self._away = None
-        self._backoff.succeeded()
 
 
 def imported(name: str) -> Fallback:
@@ -158,6 +137,7 @@ _counted: dict[str, Any] = {}
 
 def column(lookup: Lookup, job: str, spark: SparkSession) -> Callable[..., Any]:
     """A function from a column of keys to one of JSON, as bytes; null where there is none."""
+    import pyarrow as pa
     from pyspark.sql import functions as F
 
     counted = _counted[job] = _accumulator(spark)
@@ -166,9 +146,10 @@ def column(lookup: Lookup, job: str, spark: SparkSession) -> Callable[..., Any]:
         for keys in batches:
             yield taken(lookup, keys, counted.add)
 
-    # Else Spark may move it, or evaluate it again for each column that is taken out of it.
-    udf: Any = F
-    found: Any = udf.arrow_udf(looked_up, "binary", udf.ArrowUDFType.SCALAR_ITER)
+    arrays: Any = Iterator[pa.Array]
+    looked_up.__annotations__ = {"batches": arrays, "return": arrays}  # Spark reads which kind
+    # Not deterministic, else Spark may evaluate it again for each column taken out of it.
+    found: Any = F.arrow_udf(looked_up, "binary")  # type: ignore[attr-defined]
     asked: Callable[..., Any] = found.asNondeterministic()
     return asked
 

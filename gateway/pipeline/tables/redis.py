@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOTE = "!loaded"
+"""The one key that is no row of the table: see `Server.loaded`."""
+
 # A server that says nothing for so long is away: MGET of 2,000 keys takes 3 ms on a near one.
 CONNECT_TIMEOUT = 2.0
 ANSWER_TIMEOUT = 5.0
@@ -59,7 +62,7 @@ class Server:
     def loaded(self) -> str:
         """The key of a hash that the loader keeps: `topic:partition` to the next offset, and
         `at`, in ms since 1970."""
-        return f"{self.prefix}!loaded"
+        return f"{self.prefix}{NOTE}"
 
 
 class Redis:
