@@ -189,7 +189,9 @@ class Spark:
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from("ssssszzzc"), st.integers(0, 11), st.integers(1, 4)), max_size=150
+    st.tuples(st.sampled_from("s" * 16 + "zzzzc"), st.integers(0, 11), st.integers(1, 4)),
+    min_size=40,
+    max_size=160,
 )
 
 
