@@ -143,7 +143,7 @@ def test_both_ways_have_the_same_columns_values_and_nulls(spark):
 
 def test_events_without_a_time_are_in_no_session(spark):
     frame = table(spark, [Event("a", NOON)])
-    nowhen = "user, cast(null as timestamp) as time, amount, _partition, _offset".split(", ")
+    nowhen = ["user", "cast(null as timestamp) as time", "amount", "_partition", "_offset"]
     frame = frame.selectExpr(*nowhen)
     for kind in KINDS:
         assert job.build(settings(**kind), {"from": frame}).count() == 0
