@@ -16,6 +16,8 @@ from gateway.config.pipelines import Sessions
 from . import measures, sql
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from pyspark.sql import Column, DataFrame
 
 OWN = ("start", "end", "events", "state")
@@ -80,19 +82,19 @@ def problems(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> It
         yield "maxLength is below gap: each session ends before it could pause; make it longer"
 
 
-def late(settings: Sessions, events: DataFrame, watermark: int) -> DataFrame:
+def late(settings: Sessions, events: DataFrame, watermark: datetime) -> DataFrame:
     """Those of a batch that came too late, as Spark's operator drops them.
 
-    watermark: that of the batch before, in ms. Spark's own operator asks whether the event's own
-    session would be over (time + gap), the other one whether its time has passed.
+    watermark: that of the batch before. Spark's own operator asks whether the event's own session
+    would be over (time + gap), the other one whether its time has passed. Spark's count of them may
+    be less: it counts events of one key and instant once, where they are read by one task.
     """
     from pyspark.sql import functions as F
 
     time = F.col(settings.from_.time)
-    passed = F.timestamp_millis(F.lit(watermark))
     if not live(settings):
         time = time + F.expr(f"interval {_interval(settings.gap)}")
-    return events.where(time <= passed)
+    return events.where(time <= F.lit(watermark))
 
 
 def _unmerged(settings: Sessions) -> Iterable[str]:

@@ -185,7 +185,7 @@ def test_grace_as_long_as_the_gap_ends_sessions_all_the_same(spark, tmp_path):
             assert fed.state == len(oracle.open)
         assert fed.dropped == len(oracle.late) == 1
         assert [s.events for s in found(fed.rows) if s.key == "a"] == [3]
-    watermark = at("11:10") // 1000
+    watermark = instant(at("11:10"))
     missed = job.late(chosen, table(spark, story[5]), watermark).collect()
     assert [(row.user, micros(row.time)) for row in missed] == [("a", at("10:40"))]
 
@@ -218,7 +218,7 @@ def test_open_sessions_are_told_as_they_grow_merge_and_close_over_a_restart(spar
         assert fed.dropped == 1
         came = fed.feed(rows([Event("c", at("12:00"), 1)]))
         assert found(came, "closed") == [Session("a", at("10:00"), at("10:46"), 4, 8)]
-    missed = job.late(chosen, table(spark, late), at("10:45") // 1000).collect()
+    missed = job.late(chosen, table(spark, late), instant(at("10:45"))).collect()
     assert [micros(row.time) for row in missed] == [at("10:45")]
 
 
