@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from . import backup, demo, doctor, listing, rescale, state
+from . import backup, demo, doctor, listing, rescale, skew, state
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -35,3 +35,4 @@ pipeline.command()(state.state)
 pipeline.command()(backup.backup)
 pipeline.command()(backup.restore)
 pipeline.command()(rescale.rescale)
+pipeline.command()(skew.skew)
