@@ -26,12 +26,11 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 
 
 class Batch(NamedTuple):
-    """watermark: ms of event time that late events of this batch were held against."""
+    """Its range of offsets, by source."""
 
     number: int
     start: tuple[Offsets, ...]
     end: tuple[Offsets, ...]
-    watermark: int
 
 
 class Checkpoint:
@@ -62,12 +61,17 @@ class Checkpoint:
         return {partition: offset for part in parts for partition, offset in part.items()}
 
     def batch(self, number: int) -> Batch:
-        """The ranges of a batch, by source. Raises PipelineError where Spark forgot it."""
+        """The ranges of a batch. Raises PipelineError where Spark forgot it."""
         ends = self._ends(number)
         starts = self._ends(number - 1) if number else self._first()
         starts = starts or tuple({} for _ in ends)
-        watermark = int(self._head(number).get("batchWatermarkMs", 0))
-        return Batch(number, starts, ends, watermark)
+        return Batch(number, starts, ends)
+
+    def late_watermark(self, number: int) -> int:
+        """What events of a batch are held against: the watermark of the batch before, in ms of
+        event time; 0 for none. (Since operators may follow each other, Spark ends windows by a
+        batch's own watermark and drops events by the one before.)"""
+        return int(self._head(number - 1).get("batchWatermarkMs", 0)) if number else 0
 
     def mark(self, number: int) -> str:
         """Sixteen digits that differ for two ranges under one number; "" where there is none."""

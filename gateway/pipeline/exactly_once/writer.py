@@ -61,8 +61,8 @@ class Writer:
         self._plan: Plan | None = None
         self._served: dict[int, str] = {}
 
-    def __call__(self, rows: DataFrame, epoch: int) -> None:
-        """Returns when all of them are committed, by now or before."""
+    def __call__(self, rows: DataFrame, epoch: int) -> int:
+        """Returns when all of them are committed, by now or before: how many were by now."""
         mark = self._checkpoint.mark(epoch) if self._checkpoint is not None else ""
         for count in range(TRIES):
             try:
@@ -72,6 +72,7 @@ class Writer:
                 self._plan = None  # read anew: who failed may have lost it to another driver
                 self._consider(error, epoch, last=count == TRIES - 1)
                 time.sleep(DELAY * 2**count)
+        raise AssertionError("the last try returns or raises")
 
     def _consider(self, error: Exception, epoch: int, *, last: bool) -> None:
         """Raises what ends the query; returns if another try is worth it."""
@@ -87,7 +88,7 @@ class Writer:
             raise PipelineError(f"{what}; it is finished by the next start") from None
         log.warning("batch %d of %s is written again: %s", epoch, self._query, cause)
 
-    def _once(self, rows: DataFrame, epoch: int, mark: str) -> None:
+    def _once(self, rows: DataFrame, epoch: int, mark: str) -> int:
         plan = self._planned(epoch)
         task = Task(
             query=self._query,
@@ -104,6 +105,7 @@ class Writer:
         key = rows["key"].cast("binary")
         done = rows.repartition(plan.writers, key).mapInArrow(task, OUTCOME).collect()
         self._served = {each.writer: each.process for each in done if each.process}
+        return sum(each.rows for each in done if each.written)
 
     @cached_property
     def _ledger(self) -> Ledger:

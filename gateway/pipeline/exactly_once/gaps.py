@@ -1,0 +1,117 @@
+"""What retention took before a job had read it: told once, in `<output>.gaps`.
+
+A query goes on where its checkpoint says. Where the log begins later by now, the records between
+are gone, and Spark (failOnDataLoss=false) says nothing. So the two are compared before the query
+starts, when the range of a batch that is run again counts as unread, and before each batch. What
+is taken while a batch reads is not seen.
+
+A gap record and how far has been told of its partition go out in one transaction, under a key of
+the ledger of its own: a crash between finding and telling tells it at the next start, and nobody
+tells it twice. Some records of a gap may have been written before, by a batch that was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from gateway.errors import PipelineError
+
+from .ledger import Ledger
+from .producers import Interrupted, Transactional
+
+log = logging.getLogger(__name__)
+
+Offsets = Mapping[tuple[str, int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Offsets [start, end) of a partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def record(self, job: str) -> dict[str, Any]:
+        """The value of a gap record."""
+        found = {"topic": self.topic, "partition": self.partition}
+        return found | {"from": self.start, "to": self.end, "reason": "retention", "job": job}
+
+
+def lacking(following: Offsets, starts: Offsets, told: Offsets) -> list[Gap]:
+    """The gaps that are to be told. following: what is read next; starts: where logs begin; told:
+    how far gaps were told before. A partition that is gone has no start: it is no gap."""
+    gaps = []
+    for (topic, partition), offset in sorted(following.items()):
+        end = starts.get((topic, partition), 0)
+        start = max(offset, told.get((topic, partition), 0))
+        if start < end:
+            gaps.append(Gap(topic, partition, start, end))
+    return gaps
+
+
+class Gaps:
+    """query: as of `Writer`. topic: of the gap records. read: librdkafka's properties of the
+    input's cluster; write: of the ledger's. timeout: s, of transactions."""
+
+    def __init__(
+        self,
+        job: str,
+        query: str,
+        topic: str,
+        ledger: Ledger,
+        *,
+        read: Mapping[str, Any],
+        timeout: float,
+    ) -> None:
+        self._job = job
+        self._query = query
+        self._topic = topic
+        self._ledger = ledger
+        self._timeout = timeout
+        self._consumer = Consumer({**read, "group.id": "gateway-gaps", "enable.auto.commit": False})
+
+    def check(self, following: Offsets) -> list[Gap]:
+        """Those that were found now, and told. Raises PipelineError: Kafka does not answer."""
+        try:
+            starts = {each: self._start(*each) for each in following}
+            if not lacking(following, starts, {}):
+                return []
+            gaps = lacking(following, starts, self._told(following))
+            if gaps:
+                self._tell(gaps)
+        except (KafkaException, Interrupted) as error:
+            raise PipelineError(f"gaps of {self._job} cannot be looked for: {error}") from error
+        return gaps
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _start(self, topic: str, partition: int) -> int:
+        where = TopicPartition(topic, partition)
+        return int(self._consumer.get_watermark_offsets(where, timeout=30)[0])
+
+    def _key(self, topic: str, partition: int) -> str:
+        return f"{self._query}|gap|{topic}|{partition}"
+
+    def _told(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        keys = {self._key(*each): each for each in partitions}
+        return {keys[key]: found["to"] for key, found in self._ledger.values(keys).items()}
+
+    def _tell(self, gaps: Iterable[Gap]) -> None:
+        producer = Transactional(f"{self._query}-gaps", self._ledger.client, self._timeout)
+        producer.begin()
+        for gap in gaps:
+            value = json.dumps(gap.record(self._job), separators=(",", ":"))
+            producer.plain(self._topic, [f"{gap.topic}-{gap.partition}"], [value])
+            key = self._key(gap.topic, gap.partition)
+            producer.entry(self._ledger.topic, 0, key, {"to": gap.end})
+            log.warning("%s lacks what retention took: %s", self._job, asdict(gap))
+        producer.commit()

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+import uuid
+
+from confluent_kafka import Producer
+from support.brokers import Broker
+from support.pipelines import Output
+
+from gateway.pipeline.exactly_once.gaps import Gap, Gaps, lacking
+from gateway.pipeline.exactly_once.ledger import opened
+
+A, B = ("orders", 0), ("orders", 1)
+
+
+def test_what_the_log_no_longer_has_is_a_gap():
+    assert lacking({A: 100, B: 50}, {A: 150, B: 50}, {}) == [Gap("orders", 0, 100, 150)]
+
+
+def test_a_log_that_begins_before_what_is_read_next_is_whole():
+    assert lacking({A: 100}, {A: 0}, {}) == []
+
+
+def test_what_was_told_is_not_told_again_and_what_is_new_is():
+    assert lacking({A: 100}, {A: 150}, {A: 150}) == []
+    assert lacking({A: 100}, {A: 170}, {A: 150}) == [Gap("orders", 0, 150, 170)]
+
+
+def test_a_partition_that_is_gone_is_no_gap():
+    assert lacking({A: 100}, {}, {}) == []
+
+
+def test_a_gap_is_found_and_told_once_by_whoever_looks(kafka: Broker):
+    """Two lookers, as before and after a restart: the second finds it told."""
+    orders, to, gaps = kafka.topic(), kafka.topic(), kafka.topic()
+    producer = Producer({"bootstrap.servers": kafka.servers})
+    for number in range(200):
+        producer.produce(orders, str(number))
+    producer.flush(30)
+    kafka.admin.delete_records(orders, {0: 150})
+    client = {"bootstrap.servers": kafka.servers}
+    ledger = opened(to, 2, 10.0, client)
+    query = uuid.uuid4().hex
+    lookers = [Gaps("job", query, gaps, ledger, read=client, timeout=10.0) for _ in range(2)]
+    try:
+        assert lookers[0].check({(orders, 0): 100}) == [Gap(orders, 0, 100, 150)]
+        assert lookers[1].check({(orders, 0): 100}) == []
+        assert lookers[1].check({(orders, 0): 180}) == []
+        kafka.admin.delete_records(orders, {0: 190})
+        assert lookers[1].check({(orders, 0): 180}) == [Gap(orders, 0, 180, 190)]
+    finally:
+        for each in lookers:
+            each.close()
+        kafka.admin.delete_topic(ledger.topic)
+    output = Output(kafka.bootstrap, gaps, 1)
+    told = sorted(
+        (json.loads(value or b"") for _, value in output.committed()), key=lambda each: each["to"]
+    )
+    output.close()
+    assert [(each["from"], each["to"], each["reason"]) for each in told] == [
+        (100, 150, "retention"),
+        (180, 190, "retention"),
+    ]
+    assert told[0]["topic"] == orders and told[0]["job"] == "job"

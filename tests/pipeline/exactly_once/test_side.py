@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from gateway.core.record import TopicPartition
+from gateway.pipeline.exactly_once.side import late_letters, letters, ranges
+
+RAW = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>"
+)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def test_ranges_are_those_of_one_topic_that_hold_anything():
+    start = {("a", 0): 5, ("a", 1): 7, ("b", 0): 1}
+    end = {("a", 0): 9, ("a", 1): 7, ("a", 2): 3, ("b", 0): 4}
+    wanted = {TopicPartition("a", 0): (5, 9), TopicPartition("a", 2): (0, 3)}
+    assert ranges("a", [start], [end]) == wanted
+
+
+def test_a_topic_of_two_sources_is_read_from_the_slower_ones_place():
+    found = ranges("a", [{("a", 0): 5}, {("a", 0): 3}], [{("a", 0): 9}, {("a", 0): 8}])
+    assert found == {TopicPartition("a", 0): (3, 9)}
+
+
+@pytest.mark.needs("java17")
+def test_a_letter_is_the_record_as_it_was_and_says_where_and_why(spark: Any):
+    from pyspark.sql import functions as F
+
+    rows = [
+        (bytearray(b"k"), bytearray(b"v"), "orders", 3, 42, NOON, [("own", bytearray(b"h"))]),
+        (None, bytearray(b"w"), "orders", 0, 7, NOON, None),
+    ]
+    raw = spark.createDataFrame(rows, RAW)
+    first, second = letters(raw, F.lit("no JSON")).collect()
+    assert (bytes(first.key), bytes(first.value), second.key) == (b"k", b"v", None)
+    assert [(each.key, bytes(each.value)) for each in first.headers] == [
+        ("own", b"h"),
+        ("X-Origin-Topic", b"orders"),
+        ("X-Origin-Partition", b"3"),
+        ("X-Origin-Offset", b"42"),
+        ("X-Origin-Timestamp", b"1767268800000"),
+        ("X-Reason", b"no JSON"),
+    ]
+    assert len(second.headers) == 5
+
+
+@pytest.mark.needs("java17")
+def test_only_the_records_of_late_rows_are_sent(spark: Any):
+    rows = [(None, None, "orders", 0, offset, NOON, None) for offset in range(4)]
+    raw = spark.createDataFrame(rows, RAW)
+    places = "_topic string, _partition int, _offset bigint"
+    late = spark.createDataFrame([("orders", 0, 1), ("orders", 0, 3)], places)
+    found = late_letters(raw, late, 1767268800000).collect()
+    reasons = {bytes(row.headers[-1].value) for row in found}
+    offsets = sorted(int(row.headers[2].value) for row in found)
+    assert offsets == [1, 3]
+    assert reasons == {b"it came later than the watermark, 2026-01-01T12:00:00.000Z"}
