@@ -68,6 +68,10 @@ def check(
         typer.echo(json.dumps(config.schema(), indent=2))
         return
     settings = config.load(file)
+    if settings.pipelines is not None:
+        from gateway.pipeline.check import refuse
+
+        refuse(file, settings)
     for warning in settings.warnings:
         typer.echo(f"{file}: warning: {warning}", err=True)
     if cluster:

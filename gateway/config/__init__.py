@@ -7,7 +7,7 @@ unchanged route by `==`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -88,6 +88,7 @@ __all__ = [
     "filters_of_all",
     "load",
     "loads",
+    "locator",
     "schema",
 ]
 
@@ -139,6 +140,15 @@ def loads(
     elif not document.problems:  # a file with `null` and nothing else
         return loads("", name=name, environ=environ, values=values, listen=listen)
     raise ConfigError(problems.lines(document, error, Settings)) from None
+
+
+def locator(path: str | os.PathLike[str]) -> Callable[[tuple[str | int, ...], str], str]:
+    """Of a file that could be loaded: makes `file:line:column: way: what; what to do` of the way to
+    an option and what is wrong there."""
+    name = os.fspath(path)
+    text = source.decode(Path(path).read_bytes(), name=name)
+    document = source.read(text, name=name, environ=os.environ)
+    return lambda way, message: problems.line_at(document, way, message)
 
 
 def _listening(raw: Any, options: Mapping[str, Any]) -> Any:

@@ -32,6 +32,11 @@ def lines(document: Document, error: ValidationError | None, root: type[BaseMode
     return [document.line(mark, message) for mark, message in sorted(set(found))]
 
 
+def line_at(document: Document, way: Way, message: str) -> str:
+    """A problem that was found in settings that are right in themselves, located."""
+    return document.line(_mark(document, way), f"{dotted(way)}: {message}")
+
+
 def dotted(way: Sequence[str | int]) -> str:
     """A way as people write it: kafka.topics[0].name"""
     text = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 _VERSION = re.compile(r"v(\d{1,9})")
 
@@ -34,8 +35,21 @@ def versions(root: Path, job: str) -> list[int]:
 
 
 def path(checkpoints: str, job: str, version: int) -> str:
-    """What Spark is told: a path or a URL."""
-    return f"{checkpoints.rstrip('/')}/{job}/v{version}"
+    """What Spark is told: an absolute path or a URL."""
+    root = local(checkpoints)
+    return f"{checkpoints.rstrip('/') if root is None else root}/{job}/v{version}"
+
+
+def found(checkpoints: str, job: str, spark: Any = None) -> list[int]:
+    """The versions a job has, wherever they are. spark: needed for other file systems."""
+    root = local(checkpoints)
+    if root is not None:
+        return versions(root, job)
+    context = spark.sparkContext
+    at = context._jvm.org.apache.hadoop.fs.Path(f"{checkpoints.rstrip('/')}/{job}")
+    files = at.getFileSystem(context._jsc.hadoopConfiguration())
+    names = [each.getPath().getName() for each in files.listStatus(at)] if files.exists(at) else []
+    return sorted(number_ for name in names if (number_ := number(name)) is not None)
 
 
 def last_batch(directory: Path) -> int | None:

@@ -10,7 +10,7 @@ from gateway.config.pipelines import Load, Pipelines
 from gateway.config.units import show_duration
 
 from . import checkpoints
-from .jobs import inputs
+from .jobs import inputs, output
 
 
 class Row(NamedTuple):
@@ -58,8 +58,8 @@ def target(job: Job) -> tuple[str, str]:
     """Where it writes, and what it promises there."""
     if isinstance(job, Load):
         return f"{job.into.url} {job.into.prefix}*", "at-least-once"
-    output = job.to  # type: ignore[attr-defined]  # all other kinds have it
-    return output.topic, output.guarantee
+    to = output(job)
+    return ("", "") if to is None else (to.topic, to.guarantee)
 
 
 def _state(pipelines: Pipelines, name: str) -> str:

@@ -14,6 +14,7 @@ from gateway.config.catalog import SchemaRegistry
 from gateway.config.pipeline import Job, Output
 
 from . import schemas
+from .jobs import output
 from .types import META
 
 if TYPE_CHECKING:
@@ -40,11 +41,9 @@ def encoded(
 
 def keys(job: Job) -> tuple[str, ...]:
     """The columns of the output's key: those given, or what the job groups by."""
-    if isinstance(job, config.Load):
-        return ()
-    given: tuple[str, ...] = job.to.key  # type: ignore[attr-defined]  # all other kinds have it
-    if given:
-        return given
+    to = output(job)
+    if to is not None and to.key:
+        return to.key
     match job:
         case config.Sessions() | config.Aggregate():
             return job.by

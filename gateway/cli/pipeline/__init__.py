@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from . import backup, demo, doctor, listing, rescale, skew, state
+from . import backup, check, demo, doctor, listing, rescale, run, skew, state
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +29,8 @@ def _pipeline() -> None:
 
 
 pipeline.command("list")(listing.list_)
+pipeline.command()(check.check)
+pipeline.command()(run.run)
 pipeline.command()(demo.demo)
 pipeline.command()(doctor.doctor)
 pipeline.command()(state.state)

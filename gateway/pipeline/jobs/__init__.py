@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gateway.config import pipelines as config
-from gateway.config.pipeline import Input, Job
+from gateway.config.pipeline import Input, Job, Output
 
 
 def inputs(job: Job) -> Mapping[str, Input]:
@@ -23,3 +23,8 @@ def inputs(job: Job) -> Mapping[str, Input]:
         case config.Sessions() | config.Aggregate() | config.Enrich() | config.Load():
             return {"from": job.from_}
     raise TypeError(type(job).__name__)
+
+
+def output(job: Job) -> Output | None:
+    """Where its rows go; None of a job that writes no topic."""
+    return None if isinstance(job, config.Load) else getattr(job, "to", None)

@@ -1,0 +1,45 @@
+"""`gateway pipeline run`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .options import File, job_of, settings_of
+
+Jobs = Annotated[
+    str, typer.Argument(metavar="NAME|all", show_default=False, help="Of a job, or all of them.")
+]
+Fresh = Annotated[
+    bool,
+    typer.Option(
+        "--fresh", help="Begin a new checkpoint, from the job's `start`; the old one stays."
+    ),
+]
+
+
+def run(name: Jobs, config: File, fresh: Fresh = False) -> None:
+    """Run a job, or all of a configuration in one Spark session, until SIGTERM or ^C: it then
+    ends after the batch that is under way.
+
+    What was read and written is in the checkpoint: the next start goes on from there. Kafka being
+    away is waited for; a job that fails for another reason ends, and the others go on.
+
+    \b
+    gateway pipeline run sessions -c gateway.yaml
+    gateway pipeline run all -c gateway.yaml
+    """
+    from gateway.pipeline import check
+    from gateway.pipeline.runner import run as run_jobs
+    from gateway.telemetry import logs
+
+    settings, pipelines = settings_of(config)
+    jobs = list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]
+    configured = settings.telemetry.logs
+    logs.configure(
+        configured.format, configured.level, {str(r): str(v) for r, v in configured.levels.items()}
+    )
+    check.refuse(config, settings, jobs)
+    if status := run_jobs(settings, pipelines, jobs, fresh=fresh):
+        raise typer.Exit(status)

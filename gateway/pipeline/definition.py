@@ -1,0 +1,140 @@
+"""What of a job its checkpoint is of: state means nothing to a job that is defined otherwise.
+
+Kept beside the checkpoint as `definition.json`. What may change under it (triggers, sizes of
+batches, the output, what becomes of bad records) is no part of it, nor are columns that the job
+does not use. Spark itself checks some of this, late and in other words; of a changed gap or window
+it notices nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gateway.config import pipelines as config
+from gateway.config.pipeline import Input, Job
+from gateway.errors import CheckpointRefused
+
+from .jobs import inputs
+
+FILE = "definition.json"
+FORMAT = 1
+_ASIDE = {
+    "name",
+    "type",
+    "trigger",
+    "alert_late",
+    "state",
+    "to",
+    "from_",
+    "left",
+    "right",
+    "tables",
+}
+_PARTITIONS = "state.partitions"
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def of(job: Job) -> dict[str, Any]:
+    """By dotted names, what must stay; JSON."""
+    found: dict[str, Any] = {"type": type(job).__name__.lower()}
+    own = {} if stateless(job) else job.model_dump(mode="json", by_alias=True, exclude=_ASIDE)
+    found |= _flat(own)
+    for name, input in inputs(job).items():
+        found |= {f"{name}.{key}": value for key, value in _input(job, input, own).items()}
+    if not stateless(job):
+        found[_PARTITIONS] = job.state.partitions
+    return found
+
+
+def stateless(job: Job) -> bool:
+    """Does it keep nothing but offsets?"""
+    if isinstance(job, config.Query):
+        from .jobs import query
+
+        return query.realtime(job) is None
+    return isinstance(job, (config.Enrich, config.Load))
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each name that is not what it was."""
+    names = [*before, *(name for name in now if name not in before)]
+    return [
+        f"{name}: {_shown(before.get(name))} before, {_shown(now.get(name))} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def written(job: Job, hot: Sequence[str] = ()) -> bytes:
+    """The file. hot: the keys that a join spreads, which must stay the same, too."""
+    found = of(job)
+    content: dict[str, Any] = {"format": FORMAT, "job": job.name}
+    if _PARTITIONS in found:
+        content["partitions"] = found.pop(_PARTITIONS)  # apart: rescaling changes it
+    content |= {"definition": found, "hot": list(hot)}
+    return json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def read(data: bytes) -> tuple[dict[str, Any], list[str]]:
+    """What it is of, and the hot keys. Raises CheckpointRefused: of another version of this."""
+    content = json.loads(data)
+    if content.get("format") != FORMAT:
+        what = f"{FILE} is of format {content.get('format')!r}, not {FORMAT}"
+        raise CheckpointRefused(f"{what}; run it with the version that wrote it, or with --fresh")
+    found = dict(content["definition"])
+    if "partitions" in content:
+        found[_PARTITIONS] = content["partitions"]
+    return found, content["hot"]
+
+
+def refuse(job: Job, before: Mapping[str, Any], where: str) -> None:
+    """Raises CheckpointRefused where the job is not what its checkpoint is of."""
+    found = differences(before, of(job))
+    if not found:
+        return
+    first = next(iter(inputs(job).values())).start
+    if len(found) == 1 and found[0].startswith(f"{_PARTITIONS}:"):
+        fix = f"`gateway pipeline rescale {job.name} --partitions {job.state.partitions}`"
+        hint = f"{fix} changes the checkpoint, or take the change back"
+    else:
+        hint = f"take the change back, or `--fresh` begins a new checkpoint, from {first}"
+    what = f"job {job.name} is defined otherwise than its checkpoint {where}"
+    raise CheckpointRefused(f"{what} ({'; '.join(found)}); {hint}", differences=found)
+
+
+def _input(job: Job, input: Input, own: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"topic": input.topic}
+    if input.kafka is not None:
+        found["kafka"] = input.kafka
+    if stateless(job):
+        return found
+    used = _used(job, own)
+    fields = input.value.fields
+    kept = {k: v for k, v in fields.items() if used is None or k in used or k == input.time}
+    return found | {"time": input.time, "model": input.value.model} | _flat({"fields": kept})
+
+
+def _used(job: Job, own: Mapping[str, Any]) -> set[str] | None:
+    """The words of its settings, columns among them; None where all columns count."""
+    if isinstance(job, config.Join) and not job.select:
+        return None
+    if isinstance(job, config.Query) and "*" in job.sql:
+        return None
+    return set(_WORD.findall(json.dumps(own)))
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{before}{name}.")
+        elif value is not None:
+            found[f"{before}{name}"] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else json.dumps(value, ensure_ascii=False).strip('"')

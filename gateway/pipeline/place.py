@@ -1,0 +1,66 @@
+"""A job's checkpoint, ready for its query: found or begun, and of the job as it is defined now."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gateway.config.pipeline import Job
+
+from . import checkpoints, definition
+from .state.files import Files, files
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """location: as Spark is told. query: the id that the query has for as long as it lasts.
+    hot: the keys that a join spreads. new: nothing was done there yet."""
+
+    location: str
+    version: int
+    query: str
+    hot: tuple[str, ...]
+    new: bool
+
+
+def ready(
+    root: str,
+    job: Job,
+    spark: Any = None,
+    *,
+    fresh: bool = False,
+    hot: Callable[[], Sequence[str]] = tuple,
+) -> Place:
+    """The version in use, or a new one.
+
+    fresh: a new one in any case. hot: asked for the hot keys when one begins.
+    Raises CheckpointRefused: it is of another definition; what to do is in the message.
+    """
+    known = checkpoints.found(root, job.name, spark)
+    if fresh or not known:
+        return _begun(root, job, (known or [0])[-1] + 1, spark, hot())
+    location = checkpoints.path(root, job.name, known[-1])
+    held = files(location, spark)
+    try:
+        before, keys = definition.read(held.read(definition.FILE))
+    except FileNotFoundError:  # begun, and killed before its first file was written
+        return _begun(root, job, known[-1], spark, hot())
+    definition.refuse(job, before, location)
+    return Place(location, known[-1], _query(held), tuple(keys), new=False)
+
+
+def _begun(root: str, job: Job, version: int, spark: Any, hot: Sequence[str]) -> Place:
+    """The query's id is chosen here: who writes its rows needs it before Spark would make one."""
+    location = checkpoints.path(root, job.name, version)
+    held = files(location, spark)
+    query = str(uuid.uuid4())
+    held.write("metadata", json.dumps({"id": query}).encode())
+    held.write(definition.FILE, definition.written(job, hot))  # last: with it all is there
+    return Place(location, version, query, tuple(hot), new=True)
+
+
+def _query(held: Files) -> str:
+    return str(json.loads(held.read("metadata"))["id"])

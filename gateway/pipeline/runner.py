@@ -1,0 +1,195 @@
+"""`gateway pipeline run`: jobs as queries of one Spark session, until they end or are ended.
+
+A job that fails ends alone, the others go on. SIGTERM and SIGINT end all after the batch that is
+under way, within a bound; what a batch has not finished by then is done by the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from gateway.config.pipeline import Job
+from gateway.config.pipelines import Join, Pipelines
+from gateway.config.settings import Settings
+from gateway.errors import PipelineError
+
+from . import query, topics
+from .connect import client, cluster_of
+from .jobs import output
+from .place import Place, ready
+from .run import Run
+from .session import of_job, session, submitted
+from .state import damage, lease, profiles
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+WITHIN = 60.0  # s for batches to end once we are told to
+_TURN = 0.2  # s between two looks at the queries
+
+
+def run(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh: bool) -> int:
+    """Run jobs until all have ended. fresh: with new checkpoints.
+
+    0: all ended as they should, or we were told to end; 1: at least one failed, as the log says.
+    Raises PipelineError: Spark cannot be started.
+    """
+    with _told_to_end() as told, ExitStack() as stack:
+        spark = session(pipelines.spark, f"gateway-{settings.name}")
+        if not submitted():
+            stack.callback(spark.stop)
+        signals_are_ours(told)
+        runs = _runs(spark, settings, pipelines, jobs, stack, fresh)
+        try:
+            _turns(runs, told)
+        finally:
+            end(runs)
+    failed = [each for each in runs if each.reason is not None]
+    for each in failed:
+        log.error("job %s has failed: %s", each.job.name, each.reason)
+    return 1 if failed else 0
+
+
+def _runs(
+    spark: SparkSession,
+    settings: Settings,
+    pipelines: Pipelines,
+    jobs: Sequence[Job],
+    stack: ExitStack,
+    fresh: bool,
+) -> list[Run]:
+    from .listener import telling
+
+    told = stack.enter_context(telling(pipelines, jobs, _first_client(settings)))
+    sessions = {job.name: of_job(spark, profiles.conf(job.state)) for job in jobs}
+    for each in sessions.values():
+        told.watch(each)
+        watch = damage.Watch(each, damage.running(each))
+        stack.callback(watch.close)
+    with suppress(PipelineError):  # of Kafka that is away: each job says so, and waits
+        for job in jobs:  # all of them first: what one writes another may read
+            _outputs(settings, job)
+        _warn(spark, settings, jobs)
+    return [_run(sessions[job.name], settings, pipelines, job, stack, fresh) for job in jobs]
+
+
+def _run(
+    spark: SparkSession,
+    settings: Settings,
+    pipelines: Pipelines,
+    job: Job,
+    stack: ExitStack,
+    fresh: bool,
+) -> Run:
+    places: list[Place] = []  # a new version is begun once, not by each try
+
+    def start() -> Any:
+        _outputs(settings, job)
+        _inputs(settings, job)
+        if not places:
+            root = f"{pipelines.checkpoints.rstrip('/')}/{job.name}"
+            made.held.enter_context(lease.held(root, job.name))
+            hot = partial(_hot, spark, settings, job)
+            places.append(ready(pipelines.checkpoints, job, spark, fresh=fresh, hot=hot))
+        return query.start(spark, job, settings, places[0])
+
+    made = Run(job, start)
+    stack.callback(made.held.close)
+    return made
+
+
+def _hot(spark: SparkSession, settings: Settings, job: Job) -> Sequence[str]:
+    if not isinstance(job, Join) or job.salt is None:
+        return ()
+    from .skew import found_hot
+
+    return found_hot(spark, job, settings.clusters, settings.catalogs)
+
+
+def _outputs(settings: Settings, job: Job) -> None:
+    to = output(job)
+    if to is None:
+        return
+    kafka = cluster_of(settings.clusters, to.kafka)
+    topics.ensure(kafka, to.topic, to.partitions, topics.present(kafka))
+
+
+def _inputs(settings: Settings, job: Job) -> None:
+    """Raises PipelineError for a topic that is not there: Spark would say so after a minute."""
+    for each in query.read(job).values():
+        if each.topic not in topics.present(cluster_of(settings.clusters, each.kafka)):
+            raise PipelineError(f"topic {each.topic} does not exist; make it, or correct its name")
+
+
+def _warn(spark: SparkSession, settings: Settings, jobs: Sequence[Job]) -> None:
+    """Real-time mode runs a task for each partition all the time: fewer cores, and some wait."""
+    cores = int(spark.sparkContext.defaultParallelism)
+    needed = 0
+    for job in jobs:
+        if job.trigger == "realtime":
+            for each in query.read(job).values():
+                known = topics.present(cluster_of(settings.clusters, each.kafka))
+                needed += known.get(each.topic, 0)
+    if needed > cores:
+        what = "jobs in real-time mode need a core for each partition they read"
+        log.warning("%s: %d, and there are %d; set spark.master", what, needed, cores)
+
+
+def _turns(runs: Sequence[Run], told: threading.Event) -> None:
+    while not told.is_set() and not all(each.done for each in runs):
+        for each in runs:
+            each.look()
+        told.wait(_TURN)
+
+
+def end(runs: Sequence[Run], within: float = WITHIN) -> None:
+    """Each as soon as no batch of it is under way; after so many seconds all the same."""
+    until = time.monotonic() + within
+    left = [each for each in runs if not each.done]
+    while left:
+        late = time.monotonic() >= until
+        for each in [each for each in left if late or each.idle()]:
+            each.stop()
+            left.remove(each)
+        time.sleep(0.005 if left else 0)
+
+
+@contextmanager
+def _told_to_end() -> Iterator[threading.Event]:
+    """Set by SIGTERM and SIGINT; a second one ends without waiting."""
+    told = threading.Event()
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        signals_are_ours(told)
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def signals_are_ours(told: threading.Event) -> None:
+    """Also after Spark has taken SIGINT for itself."""
+
+    def heard(number: int, _: object) -> None:
+        if told.is_set():
+            os._exit(128 + number)
+        told.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, heard)
+
+
+def _first_client(settings: Settings) -> dict[str, object]:
+    """Of the first cluster: progress goes there."""
+    return client(next(iter(settings.clusters.values())))
