@@ -37,8 +37,9 @@ def ensure(kafka: Kafka, name: str, partitions: int | None, known: Collection[st
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # it is there
 
     wanted = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1)
+    admin = _admin(kafka)  # held: one that is let go ends what it was asked
     try:
-        _admin(kafka).create_topics([wanted])[name].result(PATIENCE)
+        admin.create_topics([wanted])[name].result(PATIENCE)
         log.info("topic %s is made", name)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
