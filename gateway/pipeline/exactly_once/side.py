@@ -147,8 +147,6 @@ def ranges(
 
 def of_job(module: Any, settings: Any, name: str) -> Late:
     """The job's own predicate, as `Side.late` calls it. name: of the input, as `inputs` has it."""
-    if settings.type == "sessions":
-        return lambda rows, watermark: module.late(settings, rows, watermark)
 
     def late(rows: DataFrame, watermark: int) -> DataFrame:
         from pyspark.sql import functions as F

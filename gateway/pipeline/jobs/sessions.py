@@ -82,7 +82,7 @@ def problems(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> It
         yield "maxLength is below gap: each session ends before it could pause; make it longer"
 
 
-def late(settings: Sessions, events: DataFrame, watermark: datetime) -> DataFrame:
+def late(settings: Sessions, events: DataFrame, watermark: datetime | Column) -> DataFrame:
     """Those of a batch that came too late, as Spark's operator drops them.
 
     watermark: that of the batch before. Spark's own operator asks whether the event's own session

@@ -12,6 +12,7 @@ from support.sessions import Event, Native, Session, sessions
 from support.streamed import Streamed
 
 from gateway.config.pipelines import Sessions
+from gateway.pipeline.exactly_once import side
 from gateway.pipeline.jobs import sessions as job
 
 COLUMNS = "user string, time timestamp, amount int, _partition int, _offset bigint"
@@ -185,8 +186,8 @@ def test_grace_as_long_as_the_gap_ends_sessions_all_the_same(spark, tmp_path):
             assert fed.state == len(oracle.open)
         assert fed.dropped == len(oracle.late) == 1
         assert [s.events for s in found(fed.rows) if s.key == "a"] == [3]
-    watermark = instant(at("11:10"))
-    missed = job.late(chosen, table(spark, story[5]), watermark).collect()
+    watermark = at("11:10") // 1000
+    missed = side.of_job(job, chosen, "from")(table(spark, story[5]), watermark).collect()
     assert [(row.user, micros(row.time)) for row in missed] == [("a", at("10:40"))]
 
 
