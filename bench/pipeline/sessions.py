@@ -60,7 +60,7 @@ class Run(NamedTuple):
 
 
 def measure() -> list[Figure]:
-    spark = session(Spark(master="local[2]", memory=2 * 1024**3), "bench")
+    spark = session(Spark(master="local[2]", memory="2GiB"), "bench")
     try:
         return [*_rates(spark), *_growth(spark), *_closing(spark)]
     finally:
