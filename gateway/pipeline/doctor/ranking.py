@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -62,7 +62,7 @@ def diagnose(run: Run, limits: Limits | None = None) -> Diagnosis:
     causes.sort(key=lambda cause: -cause.seconds)
     return Diagnosis(
         run.job, len(run.full), run.seconds, run.typical(lambda each: each.rows), causes,
-        _parts(run), _unseen(run),
+        _parts(run), _unseen(run, {cause.name for cause in causes}),
     )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def _parts(run: Run) -> dict[str, float]:
     return {name: run.typical(of(name)) for name in names}
 
 
-def _unseen(run: Run) -> dict[str, str]:
+def _unseen(run: Run, found: Collection[str]) -> dict[str, str]:
     if len(run.full) < LEAST:
         what = f"needs {LEAST} batches with input after the first two, has {len(run.full)}"
         return dict.fromkeys(NAMES, what)
@@ -89,4 +89,4 @@ def _unseen(run: Run) -> dict[str, str]:
         unseen["sink-slow"] = "the machine has more to do than cores: every task waits"
     if all(each.behind is None for batch in run.full for each in batch.sources):
         unseen["source-behind"] = "the source does not say how far it is"
-    return unseen
+    return {name: why for name, why in unseen.items() if name not in found}

@@ -16,6 +16,7 @@ def as_json(found: Diagnosis) -> dict[str, Any]:
     told["parts"] = {name: round(value, 3) for name, value in found.parts.items()}
     for cause in told["causes"]:
         cause["seconds"], cause["share"] = round(cause["seconds"], 3), round(cause["share"], 3)
+        cause["evidence"], cause["settings"] = list(cause["evidence"]), list(cause["settings"])
     return told
 
 

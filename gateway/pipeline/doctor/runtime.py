@@ -52,7 +52,7 @@ def python(run: Run, limits: Limits) -> Iterator[Cause]:
 
 
 def in_python(operator: Operator) -> bool:
-    return "python" in operator.name.lower() or "pandas" in operator.name.lower()
+    return any(each in operator.name.lower() for each in ("python", "pyspark", "pandas"))
 
 
 def collector(run: Run, limits: Limits) -> Iterator[Cause]:
