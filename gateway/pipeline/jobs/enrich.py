@@ -97,8 +97,6 @@ def _of_redis(table: Redis) -> Iterable[str]:
 
 
 def _of_broadcast(table: Broadcast) -> Iterable[str]:
-    if (table.topic is None) == (table.path is None):
-        yield "table: give it a topic or a path, one of them"
     if table.topic is not None and not table.fields:
         yield "table.fields: is empty; name the columns of the topic's JSON"
     if table.topic is not None and table.key != "_key" and table.key not in table.fields:

@@ -69,10 +69,11 @@ class Refreshed(Generic[T]):
         if self._value is None:
             return self._first()
         now = self._clock()
+        overdue = now >= self._overdue  # before it is begun: a read that fails at once moves it
         if self._reading is None and now >= self._due:
             self._reading = Thread(target=self._again, name=f"table of {self._job}", daemon=True)
             self._reading.start()
-        if self._reading is not None and now >= self._overdue:
+        if self._reading is not None and overdue:
             self._reading.join()
         return self._value
 

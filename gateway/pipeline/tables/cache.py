@@ -105,8 +105,9 @@ class Request:
     """One batch's way to the values of its keys, which are different ones.
 
     `ask` is what to ask for next; empty: `Cache.answer` may be called. Each round either is over
-    (everything in `ask` was `put`) or failed on the way. What else became too old meanwhile is
-    asked for together with all the other keys: one by one they would never be fresh at a time.
+    (everything in `ask` was `put`) or failed on the way. What became too old meanwhile is asked
+    for, and if something did even then, all keys in one round: with a bound shorter than a round
+    they would never all be fresh otherwise.
     """
 
     cache: Cache
@@ -114,6 +115,7 @@ class Request:
     now: InitVar[float]
     ask: list[str] = field(init=False)
     _since: float = field(init=False)
+    _rounds: int = 0
 
     def __post_init__(self, now: float) -> None:
         self.ask = self.cache.lacking(self.keys, now, since=now)
@@ -125,10 +127,14 @@ class Request:
         self._since = now
 
     def over(self, now: float) -> None:
-        """It is over. Where nothing failed in between, the second one is the last."""
-        self.ask = list(self.keys) if self.cache.lacking(self.keys, now, self._since) else []
+        """It is over. Where nothing fails in between, the third one is the last."""
+        self._rounds += 1
+        self.ask = self.cache.lacking(self.keys, now, self._since)
+        if self.ask and self._rounds > 1:
+            self.ask = list(self.keys)
 
     def failed(self, now: float) -> None:
         """It is not: what it brought is used for as long as anything else."""
         self.ask = self.cache.lacking(self.keys, now, since=now)
+        self._rounds = 0
         self.cache.stats.failures += 1

@@ -1,0 +1,81 @@
+"""A compacted topic into Redis, against a dictionary."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from support.redis import RedisServer
+
+from gateway.config.pipelines import Load
+from gateway.pipeline.jobs import load
+from gateway.pipeline.tables.redis import Redis, Server
+
+RECORDS = (
+    "value string, _key binary, _topic string, _partition int, _offset bigint, _timestamp timestamp"
+)
+
+
+def settings(url: str = "redis://localhost", **more: Any) -> Load:
+    into = {"kind": "redis", "url": url, "prefix": "users:", "fields": {"name": "string"}}
+    into |= {"batch": 7}
+    source = {"topic": "users", "time": "at", "value": {"fields": {"at": "timestamp"}}, **more}
+    return Load.model_validate({"name": "load", "type": "load", "from": source, "into": into})
+
+
+def records(spark: Any, *rows: tuple[str | None, str | None], first: int = 0) -> Any:
+    """Of one partition, in two tasks."""
+    made = [
+        (value, None if key is None else key.encode(), "users", 3, first + number, None)
+        for number, (key, value) in enumerate(rows)
+    ]
+    return spark.createDataFrame(made, RECORDS).repartition(2)
+
+
+def stored(server: RedisServer) -> dict[str, str]:
+    with server.client() as client:
+        keys = [key for key in client.keys("users:*") if key != b"users:!loaded"]
+        return {key.decode().removeprefix("users:"): client.get(key).decode() for key in keys}
+
+
+def test_redis_holds_what_the_topic_holds_when_compacted(spark: Any, redis_server: RedisServer):
+    chance, table, rows = random.Random(7), dict[str, str](), list[tuple[str, str | None]]()
+    for number in range(600):
+        key, value = f"u{chance.randrange(80)}", f'{{"name":"n{number}"}}'
+        gone = chance.random() < 0.3
+        rows.append((key, None if gone else value))
+        if gone:
+            table.pop(key, None)
+        else:
+            table[key] = value
+    job = load.Loader(settings(redis_server.url))
+    job(records(spark, *rows[:350]), 0)
+    job(records(spark, *rows[350:], first=350), 1)
+    assert stored(redis_server) == table
+    job(records(spark, *rows[350:], first=350), 1)  # again, after a crash
+    assert stored(redis_server) == table
+    noted = Redis(Server(redis_server.url, "users:", chunk=1)).noted()
+    assert noted["users:3"] == 600
+    assert noted["at"] > 1_700_000_000_000
+
+
+def test_records_without_a_key_are_no_rows_and_a_note_is_not_overwritten(
+    spark: Any, redis_server: RedisServer
+):
+    rows = records(spark, (None, "1"), ("!loaded", "2"), ("a", "3"))
+    load.Loader(settings(redis_server.url))(rows, 0)
+    assert stored(redis_server) == {"a": "3"}
+    assert Redis(Server(redis_server.url, "users:", chunk=1)).noted()["users:3"] == 3
+
+
+def test_values_are_read_as_they_are():
+    read = load.input(settings())
+    assert (read.value.model, read.time, read.topic) == ("string", "_timestamp", "users")
+
+
+def test_what_lookups_could_not_read_is_told():
+    assert list(load.problems(settings(), {})) == []
+    avro = settings(value={"model": "avro", "catalog": "c"})
+    assert "avro is not what lookups read" in next(iter(load.problems(avro, {})))
+    elsewhere = settings("http://there")
+    assert "into.url: is no address of Redis" in next(iter(load.problems(elsewhere, {})))

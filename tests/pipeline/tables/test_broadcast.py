@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from support.until import PATIENCE
+
+from gateway.errors import PipelineError
+from gateway.pipeline import alerts
+from gateway.pipeline.tables.broadcast import ALERT, Refreshed
+
+
+class Source:
+    """Versions 1, 2, ... or failures, as the test says."""
+
+    def __init__(self) -> None:
+        self.now, self.reads, self.fails = 1000.0, 0, False
+        self.may = threading.Event()
+        self.may.set()
+
+    def read(self) -> int:
+        assert self.may.wait(PATIENCE)
+        if self.fails:
+            raise OSError("no such file\nand a trace")
+        self.reads += 1
+        return self.reads
+
+    def refreshed(self, refresh: float = 60.0) -> Refreshed[int]:
+        return Refreshed(self.read, refresh, job="enriched", clock=lambda: self.now)
+
+
+def met(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_the_first_read_is_waited_for_and_must_succeed():
+    source = Source()
+    source.fails = True
+    refreshed = source.refreshed()
+    with pytest.raises(PipelineError, match="of job enriched cannot be read: no such file; the"):
+        refreshed.current()
+    source.fails = False
+    assert refreshed.current() == 1
+
+
+def test_it_is_read_anew_in_the_background_at_half_its_age():
+    source = Source()
+    refreshed = source.refreshed()
+    refreshed.current()
+    source.now += 29.0
+    assert (refreshed.current(), source.reads) == (1, 1)
+    source.now += 1.0
+    source.may.clear()
+    assert refreshed.current() == 1  # while it is being read
+    source.may.set()
+    met(lambda: refreshed.age == 0.0)
+    assert refreshed.current() == 2
+
+
+def test_one_that_is_too_old_is_waited_for():
+    source = Source()
+    refreshed = source.refreshed()
+    refreshed.current()
+    source.now += 60.0
+    assert refreshed.current() == 2
+
+
+def test_the_last_good_one_goes_on_where_reads_fail():
+    source = Source()
+    refreshed = source.refreshed()
+    refreshed.current()
+    source.fails = True
+    source.now += 60.0
+    assert refreshed.current() == 1
+    assert "cannot be read: no such file" in alerts.active()["enriched", ALERT]
+    assert refreshed.current() == 1  # nobody waits for it now, nor is it read at each batch
+    source.fails = False
+    source.now += 5.0
+    refreshed.current()
+    met(lambda: ("enriched", ALERT) not in alerts.active())
+    assert refreshed.current() == 2
