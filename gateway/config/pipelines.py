@@ -47,7 +47,8 @@ Measures: TypeAlias = dict[Column, Text]
 
 class Sessions(Job):
     """What each key did until it paused. Columns: those of `by`, `start`, `end`, `events`, those of
-    `measures`, and `state` (`open`, `closed`) where updates are emitted."""
+    `measures`, and `state` (`open`, `closed`; `merged`: its events are in another one now) where
+    updates are emitted."""
 
     type: Literal["sessions"] = Field(description="The kind of job. For all.")
     from_: Input = Field(alias="from", description="The events. For sessions.")
