@@ -14,6 +14,7 @@ from gateway.telemetry.about import about
 
 from . import failures
 from .failures import Cause, Failure
+from .state.repair import damaged_by
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Run:
         self.job = job
         self.reason: str | None = None  # why it failed for good
         self.done = False
+        self.damaged = False  # did the last query end as its state could not be read?
         self._start, self._clock = start, clock
         self._query: Any = None
         self._due = self._began = clock()
@@ -52,7 +54,10 @@ class Run:
             chain = failures.chain(self._query)
             self._query = None
             if chain:
-                self._failed(failures.of(chain))
+                self.damaged = damaged_by("\n".join(each.message for each in chain))
+                failure = failures.of(chain)
+                # The next start mends state, or says that it cannot.
+                self._failed(failure._replace(transient=failure.transient or self.damaged))
             else:
                 self._end()
 
@@ -80,6 +85,7 @@ class Run:
         try:
             with about(job=self.job.name):
                 self._query = self._start()
+                self.damaged = False
         except CheckpointRefused as error:
             self.fail(str(error))
         except Exception as error:

@@ -27,7 +27,8 @@ from .jobs import output
 from .place import Place, ready
 from .run import Run
 from .session import of_job, session, submitted
-from .state import damage, lease, profiles
+from .state import damage, lease, mend, profiles, whole
+from .state.files import files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,8 +75,7 @@ def _runs(
     sessions = {job.name: of_job(spark, profiles.conf(job.state)) for job in jobs}
     for each in sessions.values():
         told.watch(each)
-        watch = damage.Watch(each, damage.running(each))
-        stack.callback(watch.close)
+    stack.callback(damage.Watch(spark).close)
     with suppress(PipelineError):  # of Kafka that is away: each job says so, and waits
         for job in jobs:  # all of them first: what one writes another may read
             _outputs(settings, job)
@@ -101,11 +101,24 @@ def _run(
             made.held.enter_context(lease.held(root, job.name))
             hot = partial(_hot, spark, settings, job)
             places.append(ready(pipelines.checkpoints, job, spark, fresh=fresh, hot=hot))
+        _mend(spark, settings, job, places[0], damaged=made.damaged)
         return query.start(spark, job, settings, places[0])
 
     made = Run(job, start)
     stack.callback(made.held.close)
     return made
+
+
+def _mend(
+    spark: SparkSession, settings: Settings, job: Job, place: Place, *, damaged: bool
+) -> None:
+    """State that a query could not read, before it is begun again."""
+    deep = whole.by_jvm(spark._jvm) if damaged else None
+
+    def once() -> None:
+        query.start(spark, job, settings, place, once=True).awaitTermination()
+
+    mend.mend(files(place.location, spark), job.name, once, damaged=damaged, deep=deep)
 
 
 def _hot(spark: SparkSession, settings: Settings, job: Job) -> Sequence[str]:

@@ -67,16 +67,21 @@ def sign(line: str) -> Sign | None:
     return None
 
 
+_jobs: dict[str, str] = {}  # by run id; a query may end before its damage is read of
+
+
+def began(run: str, job: str) -> None:
+    """A query of a job has this run id: what is logged of it is the job's."""
+    _jobs[run] = job
+
+
 class Watch:
-    """Reads the log of the state of one Spark session, from now until `close`.
+    """Reads the log of the state of a Spark JVM, all its queries, from now until `close`."""
 
-    name_of: the job of a query's run id, None for one that is not ours.
-    """
-
-    def __init__(self, spark: Any, name_of: Callable[[str], str | None]) -> None:
+    def __init__(self, spark: Any) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="gateway-state-")
         self._path = Path(self._directory.name, "state.jsonl")
-        self._name_of = name_of
+        self._untold: list[Sign] = []
         self._undo = _attached(spark._jvm, str(self._path))
         self._file = self._path.open(encoding="utf-8")
         self._rest = ""
@@ -89,8 +94,8 @@ class Watch:
         """What was logged since the last look; counted and raised."""
         with self._lock:
             *lines, self._rest = (self._rest + self._file.read()).split("\n")
-        found = [each for line in lines if (each := sign(line))]
-        self._tell(found)
+            found = [each for line in lines if (each := sign(line))]
+            self._tell(found)
         return found
 
     def close(self) -> None:
@@ -113,8 +118,10 @@ class Watch:
                 log.exception("the log of the state cannot be read")
 
     def _tell(self, found: Iterable[Sign]) -> None:
-        for each in found:
-            if (job := self._name_of(each.run)) is not None:
+        untold = [*self._untold, *found]
+        self._untold = [each for each in untold if each.run not in _jobs][-1000:]  # not begun yet
+        for each in untold:
+            if (job := _jobs.get(each.run)) is not None:
                 tell(job, each.file, each.what)
 
 
@@ -123,18 +130,6 @@ def tell(job: str, file: str, what: str) -> None:
     counts.add(catalog.PIPELINE_STATE_DAMAGED, 1, job)
     log.error("damaged state of job %s: %s: %s", job, file, what)
     alerts.raise_(job, ALERT, f"{file}: {what}; look at the disk, and take a backup")
-
-
-def running(spark: Any) -> Callable[[str], str | None]:
-    """The names of this session's queries by their run ids, also of those that ended since."""
-    known: dict[str, str | None] = {}
-
-    def name_of(run: str) -> str | None:
-        for query in spark.streams.active:
-            known[str(query.runId)] = query.name or str(query.id)
-        return known.get(run, "unknown")
-
-    return name_of
 
 
 def _attached(jvm: Any, path: str) -> Callable[[], None]:

@@ -20,11 +20,7 @@ def remote(root: str) -> bool:
 
 def newest(root: str, job: str, spark: Any = None) -> int | None:
     """The number of the version in use; None before the first run."""
-    local = checkpoints.local(root)
-    if local is not None:
-        return max(checkpoints.versions(local, job), default=None)
-    names = {name.split("/", 1)[0] for name in files(f"{root.rstrip('/')}/{job}", spark).sizes()}
-    return max((n for name in names if (n := checkpoints.number(name)) is not None), default=None)
+    return max(checkpoints.found(root, job, spark), default=None)
 
 
 def current(root: str, job: str, spark: Any = None) -> Files:
@@ -32,13 +28,13 @@ def current(root: str, job: str, spark: Any = None) -> Files:
     version = newest(root, job, spark)
     if version is None:
         raise PipelineError(f"{job} has no checkpoint in {root}; run it first")
-    return files(_path(root, job, version), spark)
+    return files(checkpoints.path(root, job, version), spark)
 
 
 def following(root: str, job: str, spark: Any = None) -> tuple[Files, str]:
     """Where a restored checkpoint is put together, and what it becomes: the next version, which
     is then the one in use. Older ones stay."""
-    path = _path(root, job, (newest(root, job, spark) or 0) + 1)
+    path = checkpoints.path(root, job, (newest(root, job, spark) or 0) + 1)
     return files(f"{path}.restoring", spark), path
 
 
@@ -50,16 +46,11 @@ def idle(root: str, job: str, spark: Any = None, *, force: bool = False) -> Iter
     if version is None:
         yield
         return
-    path = _path(root, job, version)
+    path = checkpoints.path(root, job, version)
     if remote(root) and not force and lease.fresh(files(path, spark)):
         raise PipelineError(
             f"{job} had a batch within the last {lease.FRESH / 60:.0f} minutes; end it, and wait "
             "so long, or say --force if you know that it has ended"
         )
-    with lease.held(path, job):
+    with lease.held(f"{root.rstrip('/')}/{job}", job):
         yield
-
-
-def _path(root: str, job: str, version: int) -> str:
-    local = checkpoints.local(root)
-    return checkpoints.path(root if local is None else str(local), job, version)

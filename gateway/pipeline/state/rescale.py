@@ -61,6 +61,7 @@ def rescale(spark: SparkSession, files: Files, to: int) -> Rescaled:
     if before is None:
         raise PipelineError(f"{files.where}: {_REFUSALS['NO_COMMITTED_BATCH']}")
     if before == to and not _half(files):
+        _settle(files, to)  # it may have been killed just before
         raise PipelineError(f"{files.where} has {to} partitions already")
     began = time.monotonic()
     manager: Any = spark._streamingCheckpointManager
@@ -68,6 +69,7 @@ def rescale(spark: SparkSession, files: Files, to: int) -> Rescaled:
         manager.repartition(files.where, to)
     except Py4JJavaError as error:
         raise PipelineError(f"{files.where}: {_said(error)}") from None
+    _settle(files, to)
     batch = layout.batches(files.sizes(), "commits")[-1]
     return Rescaled(before, to, batch, time.monotonic() - began)
 
@@ -88,9 +90,9 @@ def _said(error: Any) -> str:
     return text
 
 
-def settle(definition: bytes, to: int) -> bytes:
-    """`definition.json` with the new number, so that the job is not refused for it."""
-    found = json.loads(definition)
-    if "partitions" in found:
-        found["partitions"] = to
-    return json.dumps(found, indent=1).encode()
+def _settle(files: Files, to: int) -> None:
+    """The definition beside the checkpoint, too: else the job would be refused for it."""
+    name = "definition.json"
+    if name in files.sizes():
+        found = json.loads(files.read(name))
+        files.write(name, json.dumps(found | {"partitions": to}, indent=2).encode() + b"\n")

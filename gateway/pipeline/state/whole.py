@@ -112,6 +112,8 @@ def _changelog(data: bytes) -> str | None:
     """Blocks up to an empty one, which ends it (twice: one of each stream around it)."""
     at, ended = 0, False
     while at < len(data):
+        if at + _BLOCK.size > len(data):
+            return "is cut off"
         magic, _, packed, size, _ = _BLOCK.unpack_from(data, at)
         if magic != b"LZ4Block":
             return f"has no block at byte {at}"

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import paper
+
+from gateway.errors import PipelineError
+from gateway.pipeline.state import backup
+from gateway.pipeline.state.files import Local
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Local:
+    return Local(paper.checkpoint(tmp_path / "checkpoint"))
+
+
+@pytest.fixture
+def copied(tmp_path: Path, source: Local) -> Local:
+    target = Local(tmp_path / "copy")
+    backup.backup(source, target, "sessions")
+    return target
+
+
+def restored(tmp_path: Path, copied: Local, *, same: bool = False) -> Path:
+    to = tmp_path / "v2"
+    backup.restore(copied, Local(tmp_path / "v2.restoring"), str(to), same=same)
+    return to
+
+
+def test_a_copy_has_what_the_newest_batch_needs_and_no_more(copied: Local) -> None:
+    names = set(copied.sizes())
+    store = {name.removeprefix("state/0/1/") for name in names if name.startswith("state/0/1/")}
+    assert store == {
+        "6.zip", "SSTs/000006-own.sst", "SSTs/000001-shared.sst",
+        "4.zip", "SSTs/000004-own.sst", "5.changelog", "6.changelog",
+    }  # fmt: skip
+    assert {name for name in names if name.split("/")[0] in ("offsets", "commits")} == {
+        "offsets/4", "offsets/5", "commits/4", "commits/5",
+    }  # fmt: skip
+    assert {"metadata", "sources/0/0", "state/0/_metadata/metadata", "backup.json"} <= names
+
+
+def test_a_batch_under_way_is_not_copied(tmp_path: Path, source: Local) -> None:
+    paper.offsets(source.path, 6, 2)
+    paper.write(source.path / "state/0/0/7.changelog", b"half")
+    target = Local(tmp_path / "copy")
+    assert backup.backup(source, target, "sessions").batch == 5
+    assert not {"offsets/6", "state/0/0/7.changelog"} & target.sizes().keys()
+
+
+def test_a_damaged_snapshot_is_left_out_where_an_older_one_is_whole(
+    tmp_path: Path, source: Local
+) -> None:
+    paper.cut(source.path / "state/0/0/6.zip")
+    target = Local(tmp_path / "copy")
+    backup.backup(source, target, "sessions")
+    names = target.sizes()
+    assert "state/0/0/6.zip" not in names
+    assert {"state/0/0/4.zip", "state/0/0/6.changelog"} <= names.keys()
+
+
+def test_what_has_no_substitute_is_told_and_nothing_is_copied(
+    tmp_path: Path, source: Local
+) -> None:
+    paper.cut(source.path / "state/0/0/SSTs/000001-shared.sst")
+    paper.cut(source.path / "state/0/0/1.changelog")
+    with pytest.raises(PipelineError, match=r"SSTs/000001-shared\.sst has \d+ bytes"):
+        backup.backup(source, Local(tmp_path / "copy"), "sessions")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_directory_in_use_takes_no_copy(source: Local, copied: Local) -> None:
+    with pytest.raises(PipelineError, match="is not empty"):
+        backup.backup(source, copied, "sessions")
+
+
+def test_files_that_retention_takes_meanwhile_are_tried_again(
+    tmp_path: Path, source: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Local(tmp_path / "copy")
+    put, lost = target.put, []
+
+    def losing(path: Path, name: str) -> None:
+        if not lost and name.endswith(".zip"):
+            lost.append(name)
+            raise FileNotFoundError(name)
+        put(path, name)
+
+    monkeypatch.setattr(target, "put", losing)
+    assert backup.backup(source, target, "sessions").batch == 5
+    assert lost
+    backup.verify(target)
+
+
+def test_what_comes_back_is_what_was_copied(tmp_path: Path, copied: Local) -> None:
+    to = restored(tmp_path, copied, same=True)
+    back = Local(to).sizes()
+    assert back == {name: n for name, n in copied.sizes().items() if name != backup.MANIFEST}
+    assert all((to / name).read_bytes() == copied.read(name) for name in back)
+
+
+def test_a_restored_job_has_a_new_identity_unless_it_is_the_same(
+    tmp_path: Path, copied: Local
+) -> None:
+    """The ledger of the old one has batches that are to come under the same numbers."""
+    old = json.loads(copied.read("metadata"))["id"]
+    new = json.loads((restored(tmp_path, copied) / "metadata").read_bytes())["id"]
+    assert old != new
+    assert len(new) == len(old)
+
+
+@pytest.mark.parametrize("how", ["flipped", "missing"])
+def test_a_damaged_copy_is_not_restored(tmp_path: Path, copied: Local, how: str) -> None:
+    path = copied.path / "state/0/1/5.changelog"
+    path.unlink() if how == "missing" else path.write_bytes(path.read_bytes()[::-1])
+    with pytest.raises(PipelineError, match=r"5\.changelog is (damaged|missing)"):
+        restored(tmp_path, copied)
+    assert not (tmp_path / "v2").exists()
+
+
+def test_an_unfinished_copy_is_told_as_that(tmp_path: Path, copied: Local) -> None:
+    copied.remove(backup.MANIFEST)
+    with pytest.raises(PipelineError, match="no finished backup"):
+        restored(tmp_path, copied)
+
+
+def test_a_checkpoint_without_a_batch_cannot_be_copied(tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="no finished batch"):
+        backup.backup(Local(tmp_path / "none"), Local(tmp_path / "copy"), "sessions")

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gateway.pipeline.state import damage
+
+LOGGER = (
+    "org.apache.spark.sql.execution.streaming.state.RocksDB$$anon$1 StateStoreProviderId[ storeId="
+    "StateStoreId[ operatorId=0, partitionId=3, storeName={} ], "
+    "queryRunId=43ec34dc-e4a0-4a3c-9371-8c8b08d15da3 ]"
+)
+
+
+def line(message: str, cause: str = "", store: str = "default") -> str:
+    told = {"level": "ERROR", "logger": LOGGER.format(store), "message": message, "cause": cause}
+    return json.dumps(told)
+
+
+def test_a_file_that_is_named_is_told() -> None:
+    cause = "Checksum error: file:/cp/state/0/3/SSTs/000012-48ba.sst at 1536 exp: 1 got: 2"
+    found = damage.sign(line("Failed to load snapshot version 8 (uniqueId: ), attempt 1", cause))
+    assert found is not None
+    assert found.run == "43ec34dc-e4a0-4a3c-9371-8c8b08d15da3"
+    assert found.file == "file:/cp/state/0/3/SSTs/000012-48ba.sst"
+    assert found.what == f"{cause}; an older snapshot and its changelogs are used"
+
+
+@pytest.mark.parametrize(
+    ("store", "file"),
+    [
+        ("default", "state/0/3/8.zip"),
+        ("left-keyToNumValues", "state/0/3/left-keyToNumValues/8.zip"),
+    ],
+)
+def test_else_it_is_the_snapshot_of_the_store(store: str, file: str) -> None:
+    message = "Failed to load snapshot version 8 (uniqueId: ), will retry repair with the next"
+    found = damage.sign(line(message, "Unexpected end of ZLIB input stream", store))
+    assert found is not None
+    assert found.file == file
+
+
+def test_snapshots_that_are_never_written_are_told() -> None:
+    message = "Ignoring error while performing maintenance operations with exception"
+    found = damage.sign(line(message, "No space left on device"))
+    assert found is not None
+    assert "No space left on device; no snapshot is written" in found.what
+
+
+@pytest.mark.parametrize(
+    "text", [line("Loaded checkpoint files for version 8"), "{", "Exception in thread main"]
+)
+def test_all_else_is_no_damage(text: str) -> None:
+    assert damage.sign(text) is None

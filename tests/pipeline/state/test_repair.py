@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import paper
+
+from gateway.errors import PipelineError
+from gateway.pipeline.state import repair
+from gateway.pipeline.state.files import Local
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Local:
+    return Local(paper.checkpoint(tmp_path / "checkpoint", batches=7))
+
+
+def test_whole_state_is_left_alone(files: Local) -> None:
+    before = files.sizes()
+    assert repair.repair(files) == repair.Mended([], [])
+    assert files.sizes() == before
+
+
+def test_a_damaged_snapshot_is_taken_out_where_changelogs_lead_on(files: Local) -> None:
+    paper.cut(files.path / "state/0/1/6.zip")
+    done = repair.repair(files)
+    assert [each.file for each in done.damage] == ["state/0/1/6.zip"]
+    assert not done.again
+    assert "damaged/state/0/1/6.zip" in files.sizes()
+
+
+def test_a_damaged_table_takes_out_its_snapshot(files: Local) -> None:
+    (files.path / "state/0/0/SSTs/000006-own.sst").unlink()
+    assert not repair.repair(files).again
+    assert "damaged/state/0/0/6.zip" in files.sizes()
+
+
+def test_batches_since_a_damaged_changelog_are_done_again(files: Local) -> None:
+    paper.cut(files.path / "state/0/0/7.changelog")
+    done = repair.repair(files)
+    assert done.again == [6]
+    sizes = files.sizes()
+    assert {"commits/5", "offsets/6"} <= sizes.keys()
+    assert not {"commits/6", "state/0/0/7.changelog", "state/0/1/7.changelog"} & sizes.keys()
+
+
+def test_a_missing_changelog_counts_as_damage(files: Local) -> None:
+    (files.path / "state/0/1/7.changelog").unlink()
+    done = repair.repair(files)
+    assert [str(each) for each in done.damage] == ["state/0/1 lacks version 7"]
+    assert done.again == [6]
+
+
+def test_stores_go_back_together_to_the_newest_batch_that_all_have(files: Local) -> None:
+    for version in (3, 5, 7):
+        paper.cut(files.path / f"state/0/0/{version}.changelog")
+    for version in (4, 6):
+        paper.cut(files.path / f"state/0/0/{version}.zip")
+    done = repair.repair(files)
+    assert done.again == [2, 3, 4, 5, 6]
+    assert "state/0/1/4.zip" not in files.sizes()
+
+
+def test_nothing_is_touched_where_no_batch_can_be_done_again(files: Local) -> None:
+    paper.cut(files.path / "state/0/0/7.changelog")
+    files.remove("offsets/5")
+    before = files.sizes()
+    with pytest.raises(PipelineError, match=r"7\.changelog is cut off.*restore a backup"):
+        repair.repair(files)
+    assert files.sizes() == before
+
+
+def test_no_way_leads_back_over_a_rescaling(files: Local) -> None:
+    paper.offsets(files.path, 5, 4)
+    paper.cut(files.path / "state/0/0/7.changelog")
+    with pytest.raises(PipelineError, match="no older batch is whole"):
+        repair.repair(files)
+
+
+def test_each_batch_is_done_with_no_later_one_in_sight(files: Local) -> None:
+    paper.cut(files.path / "state/0/0/5.changelog")
+    paper.cut(files.path / "state/0/0/6.zip")
+    again = repair.repair(files).again
+    seen: list[int] = []
+
+    def once() -> None:
+        batches = [int(name.split("/")[1]) for name in files.sizes() if name.startswith("offsets")]
+        seen.append(max(batches))
+        files.write(f"commits/{max(batches)}", b"v1\n{}")
+
+    repair.replay(files, again, once)
+    assert seen == again == [4, 5, 6]
+    assert not repair.unfinished(files)
+
+
+def test_a_repair_that_was_killed_goes_on(files: Local) -> None:
+    """What had been put aside comes back: else a batch of other records would take its number."""
+    paper.cut(files.path / "state/0/0/5.changelog")
+    paper.cut(files.path / "state/0/0/6.zip")
+    again = repair.repair(files).again
+    for later in again[1:]:
+        files.move(f"offsets/{later}", f"damaged/later/{later}")
+    assert repair.unfinished(files) == again
+    assert {f"offsets/{batch}" for batch in again} <= files.sizes().keys()
+
+
+def test_one_batch_that_never_ended_is_sparks_own_to_do_again(files: Local) -> None:
+    paper.offsets(files.path, 7, 2)
+    assert not repair.unfinished(files)
+
+
+@pytest.mark.parametrize(
+    ("said", "damaged"),
+    [
+        ("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred during loading state", True),
+        ("org.rocksdb.RocksDBException: block checksum mismatch: stored = 3", True),
+        ("[FAILED_READ_FILE.FILE_NOT_EXIST] users.parquet", False),
+    ],
+)
+def test_the_end_of_a_query_tells_whether_its_state_was_damaged(said: str, damaged: bool) -> None:
+    assert repair.damaged_by(said) is damaged
