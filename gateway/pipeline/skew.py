@@ -32,6 +32,7 @@ Ranges: TypeAlias = Mapping[TopicPartition, tuple[int, int]]
 LAST = 10_000
 """Records of each partition, on the average, that are looked at."""
 _SHOWN = 10  # keys of a report
+_ENOUGH = 10  # records of a hot key
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,10 @@ class Skew:
 
 
 def hot_keys(sample: DataFrame, columns: Sequence[str], share: float) -> list[str]:
-    """Texts of the keys that have at least `share` percent of the records with a key; sorted."""
-    return sorted(load.key for load in key_loads(sample, columns, 100) if load.share >= share)
+    """Texts of the keys that have at least `share` percent of the records with a key, and ten of
+    them: a smaller sample says nothing. Sorted."""
+    loads = key_loads(sample, columns, 100)
+    return sorted(load.key for load in loads if load.share >= share and load.records >= _ENOUGH)
 
 
 def key_loads(sample: DataFrame, columns: Sequence[str], most: int = _SHOWN) -> list[KeyLoad]:
