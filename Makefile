@@ -10,7 +10,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model reactive lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,11 @@ model: $(READY) ## the model test for an hour; SECONDS=60 for a minute
 reactive: setup ## the reactive consumer with its back end away; SECONDS=300 RECORDS=20000 for more
 	GATEWAY_REACTIVE_AWAY=$(or $(SECONDS),10) GATEWAY_REACTIVE_RECORDS=$(or $(RECORDS),10000) \
 	  $(BIN)/python -m pytest tests/e2e/test_sidecar_reactive.py -q -s --timeout 0 $(ARGS)
+
+kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join
+	GATEWAY_KILLS=$(or $(KILLS),5) GATEWAY_KILLS_RECORDS=$(or $(RECORDS),200000) \
+	  GATEWAY_KILLS_JOB=$(or $(JOB),query) \
+	  $(BIN)/python -m pytest tests/pipeline/test_kills.py tests/pipeline/exactly_once/test_faults.py -q -s --timeout 0 $(ARGS)
 
 # The lines cut off say that the package itself is not pinned: it is this folder.
 lock: $(READY) ## write requirements.lock anew from pyproject.toml; ARGS=--upgrade for newer versions

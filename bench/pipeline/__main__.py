@@ -21,6 +21,9 @@ from ..figure import Figure
 # Names of modules in here; imported when they are due: each has its own dependencies.
 MEASUREMENTS: Sequence[str] = (
     # one a line
+    "enrich",
+    "exactly_once",
+    "join",
     "sessions",
 )
 

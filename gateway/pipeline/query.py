@@ -18,6 +18,7 @@ from .connect import client, cluster_of, spark_options
 from .jobs import inputs, output
 from .place import Place
 from .source import read_stream
+from .state import damage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,8 +43,11 @@ def read(job: Job) -> Mapping[str, Input]:
     return inputs(job)
 
 
-def start(spark: SparkSession, job: Job, settings: Settings, place: Place) -> Any:
-    """The StreamingQuery. spark: a session of its own. Raises PipelineError, and what Spark says
+def start(
+    spark: SparkSession, job: Job, settings: Settings, place: Place, *, once: bool = False
+) -> Any:
+    """The StreamingQuery. spark: a session of its own. once: only the batch that was begun last,
+    as it was (see `state.repair`). Raises PipelineError, and what Spark says
     of a plan that it refuses."""
     tables = {
         name: read_stream(
@@ -57,7 +61,9 @@ def start(spark: SparkSession, job: Job, settings: Settings, place: Place) -> An
     }
     writer = _writer(spark, job, settings, place, tables)
     writer = writer.queryName(job.name).option("checkpointLocation", place.location)
-    return writer.trigger(**_trigger(job)).start()
+    query = writer.trigger(**({"once": True} if once else _trigger(job))).start()
+    damage.began(str(query.runId), job.name)
+    return query
 
 
 def _trigger(job: Job) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def _writer(
     to = output(job)
     assert to is not None
     kafka = cluster_of(settings.clusters, to.kafka)
-    put = _put(spark, job, to, kafka, place)
+    put = _put(spark, job, to, settings, place)
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
         batch = _joined(spark, job, settings, put)
         return tables["from"].writeStream.outputMode(mode).foreachBatch(batch)
@@ -119,17 +125,38 @@ def _joined(spark: SparkSession, job: config.Enrich, settings: Settings, put: Ba
     return batch
 
 
-def _put(spark: SparkSession, job: Job, to: Output, kafka: Kafka, place: Place) -> Batch:
+def _put(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Batch:
     """How encoded rows of a batch get into Kafka."""
+    kafka = cluster_of(settings.clusters, to.kafka)
     if to.guarantee == "exactly-once":
-        from .exactly_once import Writer
-
-        held = Checkpoint(place.location, spark)
-        return Writer(place.query, to, client(kafka), checkpoint=held)
+        return _once(spark, job, to, settings, place)
     options = _sink(to, kafka)
 
     def put(rows: DataFrame, _: int) -> None:
         rows.write.format("kafka").options(**options).save()
+
+    return put
+
+
+def _once(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Batch:
+    """What is beside the rows first: gaps, and what the batch before left out."""
+    from .exactly_once import Writer
+    from .exactly_once.beside import Beside, counted
+    from .exactly_once.side import of_job
+
+    held, module = Checkpoint(place.location, spark), module_of(job)
+    known = counted(lambda: next((q for q in spark.streams.active if q.name == job.name), None))
+    late = {name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")}
+    beside = Beside(
+        spark, job.name, place.query, read(job), to, settings, held, late=late, counted=known
+    )
+    writer = Writer(
+        place.query, to, client(cluster_of(settings.clusters, to.kafka)), checkpoint=held
+    )
+
+    def put(rows: DataFrame, epoch: int) -> None:
+        beside.before(epoch)
+        writer(rows, epoch)
 
     return put
 

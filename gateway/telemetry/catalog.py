@@ -413,6 +413,11 @@ PIPELINE_LATE = _counter(
     "Rows that came beyond the watermark; of aggregates after their first, partial aggregation.",
     "job",
 )  # fmt: skip
+PIPELINE_GAPS = _counter(
+    "gateway_pipeline_gaps",
+    "Ranges of input that retention took before they were read, each told by a gap record.",
+    "job", "topic",
+)  # fmt: skip
 PIPELINE_BEHIND = _gauge(
     "gateway_pipeline_behind_offsets", "Offsets of a topic that the latest batch left.",
     "job", "topic",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,7 +59,8 @@ def lacking(following: Offsets, starts: Offsets, told: Offsets) -> list[Gap]:
 
 class Gaps:
     """query: as of `Writer`. topic: of the gap records. read: librdkafka's properties of the
-    input's cluster; write: of the ledger's. timeout: s, of transactions."""
+    input's cluster. timeout: s, of transactions. ensure: makes the topic, before the first of
+    them is told."""
 
     def __init__(
         self,
@@ -70,12 +71,14 @@ class Gaps:
         *,
         read: Mapping[str, Any],
         timeout: float,
+        ensure: Callable[[], None] = lambda: None,
     ) -> None:
         self._job = job
         self._query = query
         self._topic = topic
         self._ledger = ledger
         self._timeout = timeout
+        self._ensure = ensure
         self._consumer = Consumer({**read, "group.id": "gateway-gaps", "enable.auto.commit": False})
 
     def check(self, following: Offsets) -> list[Gap]:
@@ -86,6 +89,7 @@ class Gaps:
                 return []
             gaps = lacking(following, starts, self._told(following))
             if gaps:
+                self._ensure()
                 self._tell(gaps)
         except (KafkaException, Interrupted) as error:
             raise PipelineError(f"gaps of {self._job} cannot be looked for: {error}") from error

@@ -20,8 +20,9 @@ from gateway.config import Kafka
 from gateway.config.pipeline import Input, Output
 from gateway.core.record import TopicPartition
 
-from .. import source
+from .. import source, topics
 from ..checkpoint import Checkpoint, Offsets
+from ..connect import client
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -76,15 +77,15 @@ def _time(millis: int) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Of one input of one job. query, output, client, checkpoint: as of `Writer`; kafka: the
-    input's cluster."""
+    """Of one input of one job. query, output, checkpoint: as of `Writer`; kafka: the input's
+    cluster; into: the output's, where letters go as well."""
 
     spark: SparkSession
     query: str
     input: Input
     kafka: Kafka
     output: Output
-    client: Mapping[str, object]
+    into: Kafka
     checkpoint: Checkpoint
     catalogs: source.Catalogs
 
@@ -113,12 +114,15 @@ class Side:
         return source.raw_range(self.spark, self.kafka, found) if found else None
 
     def _write(self, kind: Kind, rows: DataFrame, epoch: int) -> int:
+        if rows.isEmpty():  # no topic is made for nothing
+            return 0
         topic = topic_of(self.input.topic, kind)
+        topics.ensure(self.into, topic, None, topics.present(self.into))
         output = self.output.model_copy(update={"topic": topic, "writers": 1})
         writer = Writer(
             f"{self.query}/{kind}/{self.input.topic}",
             output,
-            self.client,
+            client(self.into),
             checkpoint=self.checkpoint,
             ledger=self.output.topic,
         )

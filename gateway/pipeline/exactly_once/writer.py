@@ -82,7 +82,7 @@ class Writer:
         if MARK not in text and not isinstance(error, (KafkaException, Interrupted)):
             raise error
         said = next((line for line in text.splitlines() if MARK in line), text)
-        cause = said[said.find(MARK) :]
+        cause = said[max(0, said.find(MARK)) :]
         if last:
             what = f"batch {epoch} could not be committed to {self._output.topic}: {cause}"
             raise PipelineError(f"{what}; it is finished by the next start") from None
