@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,40 @@ def test_a_rescaled_job_goes_on_exactly(job: Counting, spark: Any) -> None:
     assert files.read("metadata") == before
     goes_on(job)
     assert job.batches == [7]  # each rescaling was a batch that read nothing
+
+
+def test_sessions_go_on_over_a_rescaling(spark: Any, tmp_path: Path) -> None:
+    """A session that is open before it grows after it, and is one."""
+    from pyspark.sql import functions as F
+
+    mine = spark.newSession()
+    found: set[tuple[str, int, int]] = set()
+    names = [f"u{n}" for n in range(40)]
+
+    def run(minutes: dict[str, list[int]]) -> None:
+        lines = [
+            json.dumps({"k": name, "t": f"2026-01-01T{10 + at // 60}:{at % 60:02}:00Z"})
+            for name, times in minutes.items()
+            for at in times
+        ]
+        number = len(list((tmp_path / "in").glob("*.json")))
+        (tmp_path / f"in/{number}.json").write_text("\n".join(lines))
+        read = mine.readStream.schema("k string, t timestamp").json(str(tmp_path / "in"))
+        gaps = F.session_window("t", "30 minutes").alias("w")
+        counts = read.withWatermark("t", "0 seconds").groupBy("k", gaps).count()
+        rows = counts.select("k", F.minute("w.start").alias("start"), "count").writeStream
+        told = rows.foreachBatch(lambda frame, _: found.update(map(tuple, frame.collect())))
+        query = told.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query.processAllAvailable()
+        query.stop()
+
+    (tmp_path / "in").mkdir()
+    run({name: [0, 10] for name in names})
+    done = rescale.rescale(spark, Local(tmp_path / "checkpoint"), 5)
+    assert (done.before, done.after) == (2, 5)
+    run({name: [20, 25] for name in names})
+    run({"later": [180]})
+    assert found == {(name, 0, 4) for name in names}
 
 
 def test_a_rescaling_that_was_killed_is_finished_before_anything_else(
