@@ -26,7 +26,7 @@ from .connect import client, cluster_of
 from .jobs import output
 from .place import Place, ready
 from .run import Run
-from .session import of_job, session, submitted
+from .session import of_checkpoints, of_job, session, submitted
 from .state import damage, lease, mend, profiles, whole
 from .state.files import files
 
@@ -72,7 +72,8 @@ def _runs(
     from .listener import telling
 
     told = stack.enter_context(telling(pipelines, jobs, _first_client(settings)))
-    sessions = {job.name: of_job(spark, profiles.conf(job.state)) for job in jobs}
+    place = of_checkpoints(pipelines.checkpoints)
+    sessions = {job.name: of_job(spark, {**place, **profiles.conf(job.state)}) for job in jobs}
     for each in sessions.values():
         told.watch(each)
     stack.callback(damage.Watch(spark).close)

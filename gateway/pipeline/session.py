@@ -39,9 +39,9 @@ BASE: Mapping[str, str] = {
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
 
-# Renaming by Spark's default runs `readlink` as a process, several times for each file: a warm batch
-# of a job without state took 259 ms so and 174 ms without, one of a window count 398 and 290 ms (two
-# busy cores). Other file systems keep the default: there a rename may refuse to replace.
+# Renaming by Spark's default runs `readlink` as a process, several times for each file: a warm
+# batch of a job without state took 259 ms so and 174 ms without, one of a window count 398 and
+# 290 ms (two busy cores). Other file systems keep it: there a rename may refuse to replace.
 _ON_DISK: Mapping[str, str] = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing."

@@ -10,7 +10,7 @@ from gateway.config.pipeline import Spark
 from gateway.errors import PipelineError
 from gateway.pipeline import java
 from gateway.pipeline.jars import connector, pinned
-from gateway.pipeline.session import of_job, settings
+from gateway.pipeline.session import of_checkpoints, of_job, settings
 from gateway.pipeline.versions import SCALA, SPARK
 
 
@@ -85,3 +85,17 @@ def test_under_spark_submit_what_belongs_to_its_jvm_is_left_alone():
     found = settings(Spark(), jars=None)
     assert "spark.sql.session.timeZone" in found
     assert not {"spark.master", "spark.driver.memory", "spark.jars"} & found.keys()
+
+
+def test_checkpoints_of_this_machine_are_renamed_without_processes(spark, tmp_path):
+    own = of_job(spark, of_checkpoints(str(tmp_path)))
+    path = spark._jvm.org.apache.hadoop.fs.Path(str(tmp_path))
+    managers = spark._jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    conf = own._jsparkSession.sessionState().newHadoopConf()
+    chosen = managers.CheckpointFileManager.create(path, conf)
+    assert chosen.getClass().getSimpleName() == "FileSystemBasedCheckpointFileManager"
+
+
+def test_checkpoints_elsewhere_are_renamed_as_spark_would():
+    assert not of_checkpoints("s3a://jobs/checkpoints")
+    assert of_checkpoints("checkpoints") == of_checkpoints("file:///var/checkpoints") != {}
