@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from . import backup, check, demo, doctor, listing, rescale, run, skew, state
+from . import backup, check, demo, doctor, listing, plan, rescale, run, skew, state
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -38,3 +38,4 @@ pipeline.command()(backup.backup)
 pipeline.command()(backup.restore)
 pipeline.command()(rescale.rescale)
 pipeline.command()(skew.skew)
+pipeline.command()(plan.plan)

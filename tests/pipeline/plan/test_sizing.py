@@ -1,0 +1,115 @@
+"""What a job needs, and the page that answers with it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from gateway.cli import app
+from gateway.pipeline.plan import rates
+from gateway.pipeline.plan.sizing import KINDS, Wanted, plan
+
+PAGE = (Path(__file__).parents[3] / "examples" / "pipeline" / "sizing.md").read_text()
+SHOWN = re.findall(r"```console\n\$ gateway (.+)\n([^`]+)```", PAGE)
+
+
+def ask(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["pipeline", "plan", *arguments])
+
+
+@pytest.mark.parametrize(("command", "output"), SHOWN, ids=[command for command, _ in SHOWN])
+def test_commands_of_the_page_print_what_it_shows(command: str, output: str):
+    found = CliRunner().invoke(app, shlex.split(command))
+    assert found.output == output
+
+
+def test_the_page_answers_seven_questions_and_their_follow_ups():
+    headings = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    follow_ups = [each for each in headings if each.startswith("Follow-up: ")]
+    assert (len(headings), len(follow_ups)) == (14, 7)
+    for part in PAGE.split("\n## ")[1:]:
+        assert "$ gateway pipeline plan" in part
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_twice_the_events_need_twice_the_cores(kind: str):
+    one, two = (plan(Wanted(kind, events=events)) for events in (1e6, 2e6))
+    assert two["cores"] == pytest.approx(2 * one["cores"], rel=0.05)
+
+
+def test_exactly_once_and_more_output_cost_cores():
+    cheap = plan(Wanted(events=1e6, exactly_once=False))["cores"]
+    once = plan(Wanted(events=1e6))["cores"]
+    assert plan(Wanted(events=1e6, output=0.0))["cores"] < cheap < once
+
+
+def test_more_executors_have_less_state_each_and_restart_sooner():
+    few, many = (
+        plan(Wanted("sessions", events=1e5, state=2e11, keys=1e9, executors=each, sla=5))
+        for each in (10, 40)
+    )
+    assert many["state an executor"] == few["state an executor"] / 4
+    assert many["restart"] < few["restart"]
+    assert many["busy"] < few["busy"]
+
+
+def test_no_partition_holds_more_than_two_gigabytes():
+    made = plan(Wanted("sessions", events=1e4, state=1e12, keys=1e9, sla=5))
+    assert 1e12 / made["state.partitions"] <= 2e9
+
+
+class TestRefused:
+    def test_a_latency_below_what_was_measured(self):
+        (said,) = plan(Wanted("sessions", events=100, sla=0.5)).refused
+        assert "real-time mode" in said
+
+    def test_not_for_a_stateless_job_that_may_run_in_real_time(self):
+        made = plan(Wanted(events=100, sla=0.2, exactly_once=False))
+        assert not made.refused and "realtime" in made.told[0]
+
+    def test_a_real_time_job_with_transactions(self):
+        assert plan(Wanted(events=100, sla=0.2)).refused
+
+    def test_executors_that_are_too_few(self):
+        (said,) = plan(Wanted(events=1e6, executors=2, sla=5)).refused
+        assert "take 16" in said
+
+    def test_a_key_that_is_more_than_a_core_can(self):
+        made = plan(Wanted("join", events=1e5, hot=0.5, sla=5))
+        (said,) = made.refused
+        assert "salt" in said
+        share = 0.5 * 1e5 / made["salt.buckets"]
+        assert share <= rates.EVENTS["join"].value * rates.HEADROOM
+
+    def test_a_checkpoint_that_fills_the_network(self):
+        wanted = Wanted("sessions", events=1e6, state=1e12, keys=1e8, bandwidth=1e6, sla=5)
+        assert any("checkpoint" in said for said in plan(wanted).refused)
+
+    def test_ends_with_1(self):
+        assert ask("--sla", "10ms").exit_code == 1
+        assert ask("--sla", "1s").exit_code == 0
+
+
+def test_programs_get_the_same():
+    told = json.loads(ask("--events", "1k/s", "--json").output)
+    assert {line["name"] for line in told["lines"]} >= {"cores", "executors", "restart"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--events", "many"), ("--kind", "magic"), ("--sla", "soon"), ("--guarantee", "no")]
+)
+def test_wrong_usage_is_told(wrong: tuple[str, str]):
+    assert ask(*wrong).exit_code == 2
+
+
+def test_every_figure_has_a_source():
+    found = [each for each in vars(rates).values() if isinstance(each, rates.Rate)]
+    found += [*rates.EVENTS.values(), *rates.LATENCY.values()]
+    assert len(found) > 10
+    assert all(each.source and each.value > 0 for each in found)
+    assert all(each.measured for each in rates.LATENCY.values())
