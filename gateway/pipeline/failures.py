@@ -26,7 +26,7 @@ _RETRIED = re.compile(
 _TRACED = re.compile(r"Traceback \(most recent call last\)")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*): (.*)$", re.MULTILINE)
 _WRAPPERS = re.compile(
-    r"(StreamingQuery|Spark|ForeachBatchUserFunc|ForeachUserFunc|Execution|Py4J|Python)\w*Exception$"
+    r"(StreamingQuery|Spark|ForeachBatchUserFunc|ForeachUserFunc|Execution|Py4J|Python)Exception$"
 )
 _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] ")
 LONGEST = 400  # characters of a reason

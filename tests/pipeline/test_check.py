@@ -1,0 +1,140 @@
+"""What is said of jobs before Spark starts: where, what, what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from support.brokers import embedded_kafka
+from typer.testing import CliRunner
+
+from gateway import cli
+
+kafka = embedded_kafka({"clicks": 3})
+
+GOOD = """\
+kafka: {servers: [%s]}
+pipelines:
+  checkpoints: %s
+  jobs:
+    - name: visits
+      type: sessions
+      from:
+        topic: clicks
+        value: {fields: {user: string, at: timestamp_ms}}
+        time: at
+      by: [user]
+      to: {topic: visits}
+    - name: again
+      type: enrich
+      from: {topic: visits, value: {fields: {user: string}}}
+      on: user
+      table: {kind: broadcast, path: /tmp/users, key: id, fields: {age: int}}
+      to: {topic: rich, guarantee: at-least-once}
+"""
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, ["pipeline", *map(str, arguments)], prog_name="gateway")
+
+
+@pytest.fixture
+def written(tmp_path, kafka):
+    """Writes the configuration, with changes, and gives its path."""
+
+    def write(*changes, servers=None):
+        text = GOOD % (servers or kafka.bootstrap[0], tmp_path / "checkpoints")
+        for before, after in changes:
+            assert before in text
+            text = text.replace(before, after)
+        path = tmp_path / "gateway.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_what_is_right_is_ok_and_what_one_job_writes_another_may_read(written):
+    path = written()
+    found = invoke("check", "-c", path)
+    assert (found.exit_code, found.output) == (0, f"{path}: 2 jobs: ok\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "place", "said"),
+    [
+        ("by: [user]", "by: [usr]", "11:11", "did you mean 'user'"),
+        ("user: string, at", "user: strin, at", "9:32", "'strin' is no type of Spark SQL"),
+        ("time: at", "time: when", "10:15", "no column 'when'; "),
+        ("at: timestamp_ms", "at: bigint", "10:15", "'at' is of type bigint; make it"),
+        ("at: timestamp_ms", "at: timestamp_ms, _key: string", "9:64", "the record's own"),
+        ("value: {fields: {user: string}}", "value: {}", "15:36", "JSON has no columns by itself"),
+        ("topic: clicks", "topic: click", "8:16", "no topic 'click'; did you mean 'clicks'"),
+    ],
+)
+def test_problems_are_told_with_their_place(written, before, after, place, said):
+    path = written((before, after))
+    found = invoke("check", "-c", path)
+    assert found.exit_code == 78
+    line = next(line for line in found.output.splitlines() if said in line)
+    assert line.startswith(f"{path}:{place}: pipelines.jobs["), line
+
+
+def test_realtime_is_refused_with_the_reason(written):
+    path = written(("on: user", "on: user\n      trigger: realtime"))
+    found = invoke("check", "-c", path)
+    assert f"{path}:17:16: pipelines.jobs[1].trigger: realtime is not for this job:" in found.output
+
+
+def test_gateway_check_tells_the_same_without_a_network(written):
+    path = written(("by: [user]", "by: [usr]"), servers="127.0.0.1:1")
+    found = CliRunner().invoke(cli.app, ["check", str(path)], prog_name="gateway")
+    assert found.exit_code == 78
+    assert f"{path}:11:11: pipelines.jobs[0].by: " in found.output
+
+
+def test_kafka_away_is_no_problem_of_the_file(written):
+    path = written(servers="127.0.0.1:1")
+    found = invoke("check", "-c", path, "--offline")
+    assert (found.exit_code, found.output) == (0, f"{path}: 2 jobs: ok\n")
+
+
+def test_a_job_that_is_not_there_is_told_with_the_nearest(written):
+    found = invoke("check", "visit", "-c", written())
+    assert found.exit_code == 1
+    assert "there is no job 'visit'; did you mean 'visits'?" in found.output
+
+
+def test_jobs_are_listed_with_how_far_they_are(written, tmp_path):
+    (tmp_path / "checkpoints/visits/v2/commits").mkdir(parents=True)
+    (tmp_path / "checkpoints/visits/v1").mkdir()
+    (tmp_path / "checkpoints/visits/v2/commits/17").write_text("v1\n{}")
+    found = invoke("list", "-c", written())
+    assert found.output.splitlines() == [
+        "NAME    KIND      FROM    TO      TRIGGER  GUARANTEE      STATE",
+        "visits  sessions  clicks  visits  0s       exactly-once   v2, batch 17",
+        "again   enrich    visits  rich    0s       at-least-once  new",
+    ]
+
+
+def test_without_java_nothing_but_running_is_lost(written, tmp_path):
+    """`list` and `check` import neither pyspark nor pyarrow; `run` says what to install."""
+    path = written()
+    code = (
+        "import sys\n"
+        "from gateway.cli import main\n"
+        f"sys.argv[1:] = ['pipeline', COMMAND, *ARGS, '-c', {str(path)!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    status = end.code\n"
+        "bad = {'pyspark', 'pyarrow', 'pandas'} & {n.split('.')[0] for n in sys.modules}\n"
+        "sys.exit(f'{bad} imported' if bad and COMMAND != 'run' else status)\n"
+    )
+    environment = {"PATH": "/nonexistent", "JAVA_HOME": str(tmp_path)}
+    for command, arguments, status in (("list", [], 0), ("check", [], 0), ("run", ["all"], 1)):
+        script = f"COMMAND, ARGS = {command!r}, {arguments!r}\n{code}"
+        done = subprocess.run(
+            [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == status, done.stderr
+    assert "Spark 4.2.0 needs Java 17, and" in done.stderr
+    assert "Traceback" not in done.stderr

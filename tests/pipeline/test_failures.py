@@ -1,0 +1,58 @@
+"""One line of what Spark says in pages, and whether to try again."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.pipeline.failures import LONGEST, Cause, of
+
+STREAM = Cause(
+    "org.apache.spark.sql.streaming.StreamingQueryException",
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: long\nplan\nplan",
+)
+PYTHON = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent " + (
+    'call last):\n  File "writer.py", line 1, in __call__\n    raise x\n'
+)
+
+
+def test_the_innermost_cause_is_told_in_one_line():
+    timeout = Cause("org.apache.kafka.common.errors.TimeoutException", "Timed out waiting\nmore")
+    outer = Cause("java.util.concurrent.ExecutionException", "org.apache.kafka...")
+    failure = of([STREAM, outer, timeout])
+    assert failure == ("TimeoutException: Timed out waiting", True)
+
+
+def test_of_a_python_function_the_last_line_of_the_trace():
+    raised = Cause("py4j.Py4JException", PYTHON + "ValueError: bad row\n")
+    outer = Cause("org.apache.spark.sql.execution.streaming.ForeachBatchUserFuncException", "[X] y")
+    assert of([STREAM, outer, raised]) == ("ValueError: bad row", False)
+
+
+def test_our_own_errors_say_enough_by_themselves():
+    said = "batch 3 could not be committed to out: _TIMED_OUT; it is finished by the next start"
+    raised = Cause("py4j.Py4JException", f"{PYTHON}gateway.errors.PipelineError: {said}\n")
+    assert of([STREAM, raised]) == (said, True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "transient"),
+    [
+        ("org.apache.kafka.common.errors.DisconnectException", "", True),
+        ("java.net.ConnectException", "Connection refused", True),
+        ("org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient", True),
+        ("py4j.Py4JException", "cimpl.KafkaException: KafkaError{code=_TRANSPORT,val=-195", True),
+        ("x", "gateway.errors.RegistryUnavailable: the registry does not answer", True),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException", "Not authorized", False),
+        ("org.apache.kafka.common.errors.RecordTooLargeException", "too large", False),
+        ("org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero.", False),
+        ("java.lang.OutOfMemoryError", "Java heap space", False),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_data_is_not(kind, message, transient):
+    assert of([STREAM, Cause(kind, message)]).transient is transient
+
+
+def test_a_reason_is_never_pages():
+    assert len(of([Cause("java.lang.X", "y" * 10_000)]).reason) == LONGEST
+    assert of([]).reason == "it ended without saying why"
+    assert of([STREAM]).reason.startswith("Query [id = 1, runId = 2] terminated")

@@ -1,0 +1,139 @@
+"""A job's query, begun again where that may help."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.pipelines import Sessions
+from gateway.errors import CheckpointRefused, PipelineError
+from gateway.pipeline import failures
+from gateway.pipeline.failures import Cause
+from gateway.pipeline.run import STEADY, Run
+from gateway.pipeline.runner import end
+
+VALUE = {"fields": {"user": "string"}}
+JOB = Sessions.model_validate(
+    {
+        **{"name": "visits", "type": "sessions", "by": ["user"], "to": {"topic": "visits"}},
+        "from": {"topic": "clicks", "value": VALUE},
+    }
+)
+AWAY = [Cause("org.apache.kafka.common.errors.TimeoutException", "away")]
+WRONG = [Cause("org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero.")]
+
+
+class Query:
+    def __init__(self):
+        self.isActive, self.stopped, self.busy = True, False, 0
+        self.chain: list[Cause] = []
+
+    @property
+    def status(self):
+        self.busy -= 1
+        return {"isTriggerActive": self.busy >= 0}
+
+    def stop(self):
+        self.isActive, self.stopped = False, True
+
+    def ends(self, *chain):
+        self.isActive, self.chain = False, list(chain)
+
+
+class World:
+    """A clock, and the queries that were begun. raises: what the next start meets."""
+
+    def __init__(self):
+        self.now, self.queries, self.raises = 0.0, [], []
+
+    def start(self):
+        if self.raises:
+            raise self.raises.pop(0)
+        self.queries.append(Query())
+        return self.queries[-1]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    monkeypatch.setattr(failures, "chain", lambda query: query.chain)
+    return World()
+
+
+@pytest.fixture
+def run(world):
+    return Run(JOB, world.start, lambda: world.now)
+
+
+def test_a_query_that_ends_by_itself_is_done(world, run):
+    run.look()
+    run.look()
+    world.queries[0].ends()
+    run.look()
+    assert (run.done, run.reason, len(world.queries)) == (True, None, 1)
+
+
+def test_kafka_away_is_waited_for_longer_each_time(world, run):
+    waits = []
+    for _ in range(9):
+        run.look()
+        world.queries[-1].ends(*AWAY)
+        run.look()
+        assert run.waits
+        began, count = world.now, len(world.queries)
+        while len(world.queries) == count:
+            world.now += 0.5
+            run.look()
+        waits.append(world.now - began)
+    assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert not run.done
+
+
+def test_after_a_steady_time_the_wait_is_short_again(world, run):
+    for steady in (0, STEADY + 1):
+        run.look()
+        world.now += steady
+        world.queries[-1].ends(*AWAY)
+        run.look()
+        world.now += 1
+        run.look()
+    assert len(world.queries) == 3
+
+
+def test_wrong_data_ends_the_job_with_its_reason(world, run):
+    run.look()
+    world.queries[0].ends(*WRONG)
+    run.look()
+    assert run.done
+    assert run.reason == "SparkArithmeticException: Division by zero."
+
+
+def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_for(world, run):
+    world.raises = [PipelineError("Kafka at x:1 does not answer: no"), CheckpointRefused("other")]
+    run.look()
+    assert run.waits
+    world.now += 1
+    run.look()
+    assert (run.done, run.reason) == (True, "other")
+
+
+def test_what_is_held_is_let_go_with_the_job(world, run):
+    let_go = []
+    run.held.callback(let_go.append, 1)
+    run.look()
+    world.queries[0].ends(*AWAY)
+    run.look()
+    assert not let_go
+    run.stop()
+    assert let_go == [1]
+
+
+def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
+    run.look()
+    world.queries[0].busy = 3
+    end([run], within=30)
+    assert world.queries[0].stopped
+    assert world.queries[0].busy < 0
+    other = Run(JOB, world.start, lambda: world.now)
+    other.look()
+    world.queries[1].busy = 10**9
+    end([other], within=0)
+    assert world.queries[1].stopped
