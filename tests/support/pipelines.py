@@ -51,9 +51,7 @@ class Running:
     def kill(self, known: Sequence[int] = ()) -> None:
         """The whole tree at once, whatever groups its parts have. known: those to begin with,
         found before: looking for them takes longer than a transaction."""
-        for pid in [*known, *self.tree()]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        _all([*known, *self.tree()], signal.SIGKILL)
         self.process.wait(30)
 
     def tail(self) -> str:
@@ -156,7 +154,7 @@ def kill_at(run: Running, output: Output, seed: random.Random, *, inside: bool) 
     wait(lambda: run.ended or output.end() > before, "something written")
     tree = run.tree()
     if inside:
-        wait(lambda: run.ended or output.open(), "an open transaction", every=0)
+        wait(lambda: run.ended or _held(tree, output), "an open transaction", every=0)
     else:
         time.sleep(seed.uniform(0, 1.5))  # not to wait for something: to be anywhere
     if run.ended:
@@ -164,6 +162,23 @@ def kill_at(run: Running, output: Output, seed: random.Random, *, inside: bool) 
         return Killed(False, False)
     run.kill(tree)
     return Killed(True, output.open())
+
+
+def _held(tree: Sequence[int], output: Output) -> bool:
+    """Is a transaction open, with all who could end it stopped? A short one ends meanwhile."""
+    if not output.open():
+        return False
+    _all(tree, signal.SIGSTOP)
+    if output.open():
+        return True
+    _all(tree, signal.SIGCONT)
+    return False
+
+
+def _all(tree: Sequence[int], number: signal.Signals) -> None:
+    for pid in tree:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def wait(

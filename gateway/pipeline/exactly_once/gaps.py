@@ -22,7 +22,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from gateway.errors import PipelineError
 
-from .ledger import Ledger
+from .ledger import Ledger, log_range
 from .producers import Interrupted, Transactional
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,7 @@ class Gaps:
         self._consumer.close()
 
     def _start(self, topic: str, partition: int) -> int:
-        where = TopicPartition(topic, partition)
-        return int(self._consumer.get_watermark_offsets(where, timeout=30)[0])
+        return log_range(self._consumer, TopicPartition(topic, partition))[0]
 
     def _key(self, topic: str, partition: int) -> str:
         return f"{self._query}|gap|{topic}|{partition}"

@@ -119,9 +119,9 @@ class _Reader:
 
     def _stable(self, where: TopicPartition) -> tuple[int, int]:
         """The log's start, and its end now, once no transaction before that is open."""
-        start, end = self._all.get_watermark_offsets(where, timeout=PATIENCE)
+        start, end = log_range(self._all, where)
         deadline = time.monotonic() + self._ledger.patience
-        while self._committed.get_watermark_offsets(where, timeout=PATIENCE)[1] < end:
+        while log_range(self._committed, where)[1] < end:
             if time.monotonic() > deadline:
                 what = f"a transaction stays open on {where.topic}, partition {where.partition}"
                 raise PipelineError(f"{what}; see `kafka-transactions.sh list` for its owner")
@@ -168,6 +168,35 @@ def _polled(consumer: Any, deadline: float) -> Any:
                 raise KafkaException(error)
         if time.monotonic() > deadline:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the ledger cannot be read"))
+
+
+# Of a moment: a new topic, or a leader that has just been replaced. librdkafka asks once, and looks
+# for the leader anew meanwhile.
+_PASSING = frozenset(
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._TRANSPORT,
+        KafkaError._TIMED_OUT,
+        KafkaError._WAIT_CACHE,
+    }
+)
+
+
+def log_range(consumer: Any, where: TopicPartition) -> tuple[int, int]:
+    """Where a log begins, and where it ends for this consumer: for one of committed records that
+    is the last stable offset. Raises KafkaException: no leader says so within 30 s."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            start, end = consumer.get_watermark_offsets(where, timeout=10)
+            return int(start), int(end)
+        except KafkaException as error:
+            if error.args[0].code() not in _PASSING or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def opened(output: str, writers: int, timeout: float, client: Mapping[str, Any]) -> Ledger:

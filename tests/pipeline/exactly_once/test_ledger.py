@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from support.brokers import Broker
+
+from gateway.pipeline.exactly_once.ledger import SPREAD, Ledger, opened, topic_of, writer_key
+from gateway.pipeline.exactly_once.plan import Entry, Plan
+from gateway.pipeline.exactly_once.producers import Interrupted, Transactional
+
+
+@pytest.fixture
+def ledger(kafka: Broker) -> Iterator[Ledger]:
+    output = f"out-{uuid.uuid4().hex[:8]}"
+    yield opened(output, 2, 10.0, {"bootstrap.servers": kafka.servers})
+    kafka.admin.delete_topic(topic_of(output))
+
+
+def writer(ledger: Ledger, number: int) -> Transactional:
+    return Transactional(f"q-{number}", ledger.client, 30.0)
+
+
+def put(ledger: Ledger, producer: Transactional, number: int, epoch: int) -> None:
+    value = {"epoch": epoch, "writers": 2, "mark": "m"}
+    producer.entry(ledger.topic, ledger.place(number), writer_key("q", number), value)
+
+
+def commit(ledger: Ledger, producer: Transactional, number: int, epoch: int) -> None:
+    producer.begin()
+    put(ledger, producer, number, epoch)
+    producer.commit()
+
+
+def test_the_last_committed_entry_of_a_writer_is_found_in_the_tail_or_behind_it(ledger: Ledger):
+    assert ledger.standing("q", 0) == (None, None)
+    first, other = writer(ledger, 0), writer(ledger, SPREAD)
+    commit(ledger, first, 0, 6)
+    commit(ledger, first, 0, 7)
+    assert ledger.standing("q", 0) == (None, Entry(7, 2, "m"))
+    for epoch in range(50):  # another writer of the same partition, beyond the tail
+        commit(ledger, other, SPREAD, epoch)
+    assert ledger.entries("q", SPREAD + 1) == [Entry(7, 2, "m"), Entry(49, 2, "m")]
+
+
+def test_what_is_aborted_is_no_entry(ledger: Ledger):
+    producer = writer(ledger, 1)
+    commit(ledger, producer, 1, 3)
+    producer.begin()
+    put(ledger, producer, 1, 4)
+    producer.abort()
+    assert ledger.standing("q", 1)[1] == Entry(3, 2, "m")
+
+
+def test_a_plan_is_found_beside_entries(ledger: Ledger):
+    producer = Transactional("q-plan", ledger.client, 30.0)
+    producer.begin()
+    producer.entry(ledger.topic, 0, "q", {"generation": 3, "writers": 2})
+    producer.commit()
+    assert ledger.plan("q") == Plan(3, 2)
+
+
+def test_an_entry_behind_a_siblings_open_transaction_is_waited_for(ledger: Ledger):
+    """Reading to the last stable offset at hand says that nothing is there, and its rows would be
+    written twice."""
+    sibling, own = writer(ledger, SPREAD), writer(ledger, 0)
+    sibling.begin()
+    put(ledger, sibling, SPREAD, 5)
+    sibling._producer.flush(30)
+    commit(ledger, own, 0, 5)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(ledger.standing, "q", 0)
+        with pytest.raises(TimeoutError):
+            reading.result(1.0)
+        sibling.abort()
+        assert reading.result(30) == (None, Entry(5, 2, "m"))
+
+
+def test_a_new_producer_fences_the_one_before_and_ends_what_it_left_open(ledger: Ledger):
+    before = writer(ledger, 0)
+    before.begin()
+    put(ledger, before, 0, 9)
+    writer(ledger, 0)
+    with pytest.raises(Interrupted):
+        before.commit()
+    assert ledger.standing("q", 0) == (None, None)
