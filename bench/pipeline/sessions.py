@@ -41,6 +41,7 @@ WAYS: Mapping[str, dict[str, Any]] = {
 }
 GROWTH = (50_000, 200_000, 500_000, 1_000_000)
 CLOSINGS = 25
+PARTITIONS = {"spark.sql.shuffle.partitions": "2"}
 STATE = "spark.sql.streaming.stateStore."
 
 
@@ -111,11 +112,12 @@ def _growth(spark: SparkSession) -> Iterator[Figure]:
 
 def _closing(spark: SparkSession) -> Iterator[Figure]:
     """From the newer event's arrival, whose time is gap + grace after the session's last."""
+    own = of_job(spark, PARTITIONS)
     for name, more in list(WAYS.items())[:2]:
         chosen = settings(**more)
         with tempfile.TemporaryDirectory() as directory:
             fed = Streamed(
-                spark,
+                own,
                 Path(directory),
                 f"{FIELDS}, _partition int, _offset bigint",
                 lambda events, chosen=chosen: job.build(chosen, {"from": events}),  # type: ignore[misc]
@@ -142,7 +144,7 @@ def _waited(fed: Streamed, number: int) -> float:
 def run(
     spark: SparkSession, chosen: Sessions, directory: Path, conf: Mapping[str, str] = {}
 ) -> Run:
-    own = of_job(spark, {"spark.sql.shuffle.partitions": "2", **conf})
+    own = of_job(spark, {**PARTITIONS, **conf})
     told = [0, 0]
 
     def summed(rows: DataFrame, _: int) -> None:
