@@ -44,11 +44,11 @@ def read(job: Job) -> Mapping[str, Input]:
 
 
 def start(
-    spark: SparkSession, job: Job, settings: Settings, place: Place, *, once: bool = False
+    spark: SparkSession, job: Job, settings: Settings, place: Place, *, again: bool = False
 ) -> Any:
-    """The StreamingQuery. spark: a session of its own. once: only the batch that was begun last,
-    as it was (see `state.repair`). Raises PipelineError, and what Spark says
-    of a plan that it refuses."""
+    """The StreamingQuery. spark: a session of its own. again: only the batch that was begun last,
+    for its state alone: its rows were written (see `state.repair`). Raises PipelineError, and
+    what Spark says of a plan that it refuses."""
     tables = {
         name: read_stream(
             spark,
@@ -59,9 +59,9 @@ def start(
         )
         for name, each in read(job).items()
     }
-    writer = _writer(spark, job, settings, place, tables)
+    writer = _writer(spark, job, settings, place, tables, again)
     writer = writer.queryName(job.name).option("checkpointLocation", place.location)
-    query = writer.trigger(**({"once": True} if once else _trigger(job))).start()
+    query = writer.trigger(**({"once": True} if again else _trigger(job))).start()
     damage.began(str(query.runId), job.name)
     return query
 
@@ -81,6 +81,7 @@ def _writer(
     settings: Settings,
     place: Place,
     tables: Mapping[str, DataFrame],
+    again: bool,
 ) -> Any:
     mode = module_of(job).mode(job)
     if isinstance(job, config.Load):
@@ -90,13 +91,13 @@ def _writer(
     to = output(job)
     assert to is not None
     kafka = cluster_of(settings.clusters, to.kafka)
-    put = _put(spark, job, to, settings, place)
+    put = _nowhere if again else _put(spark, job, to, settings, place)
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
         batch = _joined(spark, job, settings, put)
         return tables["from"].writeStream.outputMode(mode).foreachBatch(batch)
     rows = _built(job, tables, place)
     encoded = records.encoded(rows, to, records.keys(job), settings.catalogs)
-    if to.guarantee == "at-least-once":
+    if to.guarantee == "at-least-once" and not again:
         sink = encoded.writeStream.format("kafka").options(**_sink(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
     return encoded.writeStream.outputMode(mode).foreachBatch(put)
@@ -123,6 +124,10 @@ def _joined(spark: SparkSession, job: config.Enrich, settings: Settings, put: Ba
         put(records.encoded(rows, job.to, records.keys(job), settings.catalogs), epoch)
 
     return batch
+
+
+def _nowhere(rows: DataFrame, _: int) -> None:
+    rows.write.format("noop").mode("overwrite").save()
 
 
 def _put(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Batch:

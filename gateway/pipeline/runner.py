@@ -117,7 +117,7 @@ def _mend(
     deep = whole.by_jvm(spark._jvm) if damaged else None
 
     def once() -> None:
-        query.start(spark, job, settings, place, once=True).awaitTermination()
+        query.start(spark, job, settings, place, again=True).awaitTermination()
 
     mend.mend(files(place.location, spark), job.name, once, damaged=damaged, deep=deep)
 

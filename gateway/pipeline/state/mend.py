@@ -30,7 +30,7 @@ def mend(
                 f"{files.where}: the state cannot be read, though no file of it looks damaged; "
                 "restore a backup, or begin anew with --fresh"
             )
-        again = done.again
+        again = repair.unfinished(files)  # and what an earlier one has left
         what = (
             f"batches {again[0]} to {again[-1]} are done again" if again else "older files lead on"
         )

@@ -4,8 +4,8 @@ Spark itself passes over a snapshot whose damage it sees as it loads. It does no
 table that no `.crc` is beside until it reads the block, and gives up at a damaged changelog.
 Here every file is looked at. What is damaged goes to `damaged/`. Where an older snapshot and its
 changelogs remain, Spark goes on from those. Otherwise the job goes back to the newest batch whose
-state is whole, and the batches since are done again, each with exactly the records it had: what
-they read stands in `offsets`, and an exactly-once writer knows that it has written them.
+state is whole, and the batches since are done again, each with exactly the records it had, which
+stand in `offsets`. Their rows were written, as `commits` said, and are not written again.
 """
 
 from __future__ import annotations
@@ -71,22 +71,25 @@ def repair(files: Files, deep: Deep | None = None) -> Mended:
 
 def unfinished(files: Files) -> list[int]:
     """Batches that are still to be done again, as a repair or its process ended before they were;
-    for each start of a job. One alone Spark does itself. Raises OSError."""
+    for each start of a job. Raises OSError."""
     for name in files.sizes():
         if name.startswith(f"{_LATER}/"):
             files.move(name, f"offsets/{name.rsplit('/', 1)[-1]}")
     sizes = files.sizes()
-    done = layout.batches(sizes, "commits")
-    again = [n for n in layout.batches(sizes, "offsets") if not done or n > done[-1]]
-    return again if len(again) > 1 else []
+    done = set(layout.batches(sizes, "commits"))
+    known = [n for n in layout.batches(sizes, "offsets") if n not in done]
+    # One that was never done, and so not all written, is Spark's own to do, with its rows.
+    return [n for n in known if f"{layout.DAMAGED}/commits/{n}" in sizes]
 
 
 def replay(files: Files, again: Iterable[int], once: Callable[[], object]) -> None:
-    """Do batches again, in order. once: runs the job with `trigger(once=True)` to its end, and
-    fails rather than pass over records that Kafka no longer has."""
+    """Do batches again, in order. once: runs the job with `trigger(once=True)` to its end, its
+    rows going nowhere."""
     for batch in again:
         with only(files, batch):
             once()
+        if (taken := f"{layout.DAMAGED}/commits/{batch}") in files.sizes():
+            files.remove(taken)
 
 
 @contextlib.contextmanager

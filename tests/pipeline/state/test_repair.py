@@ -91,6 +91,7 @@ def test_each_batch_is_done_with_no_later_one_in_sight(files: Local) -> None:
     repair.replay(files, again, once)
     assert seen == again == [4, 5, 6]
     assert not repair.unfinished(files)
+    assert not [name for name in files.sizes() if name.startswith("damaged/commits")]
 
 
 def test_a_repair_that_was_killed_goes_on(files: Local) -> None:
@@ -105,8 +106,12 @@ def test_a_repair_that_was_killed_goes_on(files: Local) -> None:
 
 
 def test_one_batch_that_never_ended_is_sparks_own_to_do_again(files: Local) -> None:
+    """Its rows are perhaps not written; those of batches that were done are."""
     paper.offsets(files.path, 7, 2)
     assert not repair.unfinished(files)
+    paper.cut(files.path / "state/0/0/7.changelog")
+    assert repair.repair(files).again == [6]
+    assert repair.unfinished(files) == [6]
 
 
 @pytest.mark.parametrize(

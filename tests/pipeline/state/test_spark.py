@@ -15,7 +15,7 @@ from support.until import until
 
 from gateway.errors import PipelineError
 from gateway.pipeline import alerts
-from gateway.pipeline.state import backup, damage, read, repair, rescale, whole
+from gateway.pipeline.state import backup, damage, mend, read, repair, rescale, whole
 from gateway.pipeline.state.files import Hadoop, Local
 
 BATCHES = range(5)
@@ -185,7 +185,7 @@ def test_bits_flipped_in_a_snapshot_are_mended_by_spark_where_checksums_are(
 @pytest.mark.parametrize("harm", [tables, changelog])
 @pytest.mark.parametrize("sums", [True, False])
 def test_what_spark_gives_up_at_is_mended(
-    job: Counting, spark: Any, harm: Callable[[Path], None], sums: bool
+    job: Counting, spark: Any, watch: damage.Watch, harm: Callable[[Path], None], sums: bool
 ) -> None:
     """A changelog, or, on a file system without checksums, a table."""
     harm(job.checkpoint / "state/0/0")
@@ -198,10 +198,9 @@ def test_what_spark_gives_up_at_is_mended(
         job.run()
     assert repair.damaged_by(str(failed.value))
     files = Local(job.checkpoint)
-    done = repair.repair(files, whole.by_jvm(spark._jvm))
-    assert done.damage
-    repair.replay(files, done.again, job.once)
-    assert job.batches == done.again
+    mend.mend(files, "counting", job.once, damaged=True, deep=whole.by_jvm(spark._jvm))
+    assert job.batches == ([4] if harm is changelog else [])
+    assert "it is in damaged/ now" in _alert()
     goes_on(job)
 
 
