@@ -1,8 +1,8 @@
 """A table in Redis: the JSON of each key, under a prefix.
 
 Redis that is away (connection refused or lost, a timeout, a server that is loading or fails over)
-is an `Away`; what asking again cannot mend (a wrong password, a cluster's redirection) is a
-PipelineError.
+is an `Away`; what asking again cannot mend (a wrong password, a certificate of nobody known, the
+redirection of a cluster) is a PipelineError.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from ssl import SSLCertVerificationError
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -145,11 +146,12 @@ class _Errors:
         passing = (
             e.ConnectionError, e.TimeoutError, e.MasterDownError, e.ReadOnlyError, e.TryAgainError,
         )  # fmt: skip
-        if isinstance(error, passing) and not isinstance(error, denied):
+        untrusted = error is not None and isinstance(error.__context__, SSLCertVerificationError)
+        if isinstance(error, passing) and not isinstance(error, denied) and not untrusted:
             raise Away(str(error)) from error
         if isinstance(error, e.RedisError):
             what = f"Redis at {self._server.shown} refuses: {error}"
-            raise PipelineError(f"{what}; check url and password of the table") from error
+            raise PipelineError(f"{what}; check the table's url and password") from error
 
 
 def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

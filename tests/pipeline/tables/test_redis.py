@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
+from support.certificates import Authority
 from support.redis import RedisServer, running
 
 from gateway.config.fields import Secret
@@ -57,9 +61,23 @@ def test_a_wrong_password_is_told_at_once():
         right = Settings.model_validate({**settings, "password": Secret("right")})
         assert found(Redis(Server.of(right)), "a") == {"a": None}
         wrong = Settings.model_validate({**settings, "password": Secret("wrong")})
-        with pytest.raises(PipelineError, match="check url and password"):
+        with pytest.raises(PipelineError, match="check the table's url and password"):
             found(Redis(Server.of(wrong)), "a")
         assert "wrong" not in repr(Server.of(wrong))
+
+
+def test_a_secured_server_is_read_where_its_authority_is_trusted(tmp_path: Path):
+    authority = Authority(tmp_path)
+    signed = str(authority.signed("localhost"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tls = ("--tls-port", str(port), "--tls-cert-file", signed, "--tls-key-file", signed)
+    with running(*tls, "--tls-ca-cert-file", str(authority.path), "--tls-auth-clients", "no"):
+        trusted = f"rediss://localhost:{port}/0?ssl_ca_certs={authority.path}"
+        assert found(Redis(Server(trusted, "t:", chunk=10)), "a") == {"a": None}
+        with pytest.raises(PipelineError, match="certificate verify failed"):
+            found(Redis(Server(f"rediss://localhost:{port}/0", "t:", chunk=10)), "a")
 
 
 def test_a_url_that_is_none_is_told_without_its_password():

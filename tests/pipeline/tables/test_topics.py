@@ -1,0 +1,61 @@
+"""Tables of a real Kafka: held by broadcast, and loaded into Redis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from support.redis import RedisServer
+
+from gateway.config import Kafka
+from gateway.config.pipelines import Broadcast, Load
+from gateway.pipeline.connect import spark_options
+from gateway.pipeline.jobs import load
+from gateway.pipeline.source import read_stream
+from gateway.pipeline.tables import broadcast
+from gateway.pipeline.tables.redis import Redis, Server
+
+
+def produce(kafka: Any, topic: str, *records: tuple[str, str | None]) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 5})
+    for key, value in records:
+        producer.produce(topic, key=key, value=value)
+    assert producer.flush(30) == 0
+
+
+def test_a_compacted_topic_is_a_table(
+    spark: Any, kafka: Any, tmp_path: Path, redis_server: RedisServer
+):
+    users = kafka.topic(2)
+    cluster = Kafka.model_validate({"servers": kafka.bootstrap})
+    produce(kafka, users, ("a", '{"name":"old"}'), ("b", '{"name":"bob"}'))
+    produce(kafka, users, ("a", '{"name":"new"}'), ("b", None), ("c", '{"name":"cid"}'))
+
+    fields = {"name": "string"}
+    table = Broadcast.model_validate({"kind": "broadcast", "topic": users, "fields": fields})
+    held = broadcast.held(table, spark, spark_options(cluster), job="enriched")
+    rows = held.current().collect()
+    assert sorted((row[broadcast.KEY], row["name"]) for row in rows) == [("a", "new"), ("c", "cid")]
+
+    into = {"kind": "redis", "url": redis_server.url, "prefix": "users:", "fields": fields}
+    job = Load.model_validate(
+        {"name": "load", "type": "load", "from": {"topic": users}, "into": into}
+    )
+
+    def loaded() -> None:
+        stream = read_stream(spark, load.input(job), cluster, {})
+        writer = stream.writeStream.foreachBatch(load.Loader(job)).trigger(availableNow=True)
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        query.awaitTermination()
+        assert query.exception() is None
+
+    loaded()
+    produce(kafka, users, ("c", None), ("d", '{"name":"dan"}'))
+    loaded()
+    redis = Redis(Server(redis_server.url, "users:", chunk=10))
+    ((_, values, _),) = redis.values(["a", "b", "c", "d"])
+    assert values == [b'{"name":"new"}', None, None, b'{"name":"dan"}']
+    noted = redis.noted()
+    assert noted[f"{users}:0"] + noted[f"{users}:1"] == 7
