@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import typer
 
-from . import backup, check, demo, doctor, listing, plan, rescale, run, skew, state
+from . import backup, check, demo, doctor, listing, plan, rescale, run, skew, state, submit
 
 pipeline = typer.Typer(
     no_args_is_help=True,
@@ -31,6 +31,7 @@ def _pipeline() -> None:
 pipeline.command("list")(listing.list_)
 pipeline.command()(check.check)
 pipeline.command()(run.run)
+pipeline.command()(submit.submit)
 pipeline.command()(demo.demo)
 pipeline.command()(doctor.doctor)
 pipeline.command()(state.state)
