@@ -24,6 +24,7 @@ MEASUREMENTS: Sequence[str] = (
     "enrich",
     "exactly_once",
     "join",
+    "latency",
     "restart",
     "sessions",
 )
