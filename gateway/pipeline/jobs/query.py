@@ -36,7 +36,8 @@ def build(settings: Query, tables: Mapping[str, DataFrame]) -> DataFrame:
     spark = next(iter(tables.values())).sparkSession
     with _naming:
         for name, table in tables.items():
-            view = _behind_watermark(name, table) if table.isStreaming else table
+            held = table.isStreaming and settings.trigger != "realtime"
+            view = _behind_watermark(name, table) if held else table
             view.createOrReplaceTempView(f"`{name}`")
         try:
             return spark.sql(settings.sql)
