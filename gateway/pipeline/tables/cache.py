@@ -129,7 +129,7 @@ class Request:
     def over(self, now: float) -> None:
         """It is over. Where nothing fails in between, the third one is the last."""
         self._rounds += 1
-        if len(self.ask) == len(self.keys):  # all are as new as can be: a fifth of the cache's time
+        if len(self.ask) == len(self.keys):  # all are as new as can be: a sixth of the cache's time
             self.ask = []
             return
         self.ask = self.cache.lacking(self.keys, now, self._since)
