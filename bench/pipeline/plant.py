@@ -74,8 +74,17 @@ def _blobs(spark: Any, _: Path) -> Any:
     from pyspark.sql import functions as F
 
     noise = F.expr("transform(sequence(1, 256), i -> xxhash64(value, i))")
-    events = keyed(spark, 20_000, 15_000).select("key", noise.alias("noise"))
+    events = keyed(spark, 12_000, 10_000).select("key", noise.alias("noise"))
     return events.groupBy("key").agg(F.last("noise").alias("noise")).writeStream.format("noop")
+
+
+def _busy_task(spark: Any, _: Path) -> Any:
+    """Few keys, of which each takes its time after it is counted."""
+    from pyspark.sql import functions as F
+
+    counted = keyed(spark, 10_000, 3_000).groupBy("key").count()
+    work = F.expr("aggregate(sequence(1, 300), 0L, (sum, i) -> sum ^ xxhash64(key, count, i))")
+    return counted.withColumn("work", work).writeStream.format("noop")
 
 
 def _hot_key(spark: Any, _: Path) -> Any:
@@ -193,8 +202,12 @@ PLANTS: Mapping[str, Plant] = {
         12, "update",
     ),
     "compaction": Plant(
-        _counts(20_000, 300_000, wide=True),
-        {STORE + "rocksdb.compactOnCommit": "true"}, 10, "update",
+        _blobs,
+        {
+            STORE + "rocksdb.changelogCheckpointing.enabled": "false",
+            STORE + "rocksdb.compactOnCommit": "true",
+        },
+        8, "update",
     ),
     "commit": Plant(
         _blobs, {STORE + "rocksdb.changelogCheckpointing.enabled": "false"}, 8, "update"
@@ -202,7 +215,7 @@ PLANTS: Mapping[str, Plant] = {
     "skew": Plant(_hot_key),
     "partitions-too-many": Plant(_aggregate, {"spark.sql.shuffle.partitions": "60"}, 7),
     "partitions-too-few": Plant(
-        _counts(60_000, 2_000_000), {"spark.sql.shuffle.partitions": "1"}, 8, "update"
+        _busy_task, {"spark.sql.shuffle.partitions": "1"}, 8, "update"
     ),
     "sink-slow": Plant(_slow_sink),
     "python": Plant(_python),

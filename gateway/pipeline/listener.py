@@ -174,6 +174,7 @@ def telling(
 ) -> Iterator[Telling]:
     """For as long as jobs run. client: librdkafka's settings of the cluster that `progress.topic`
     is of. Raises PipelineError where `progress.listen` is taken."""
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of each call that it hears
     with ExitStack() as stack:
         told = Telling(section, jobs, client)
         stack.callback(told.close)

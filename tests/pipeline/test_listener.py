@@ -28,6 +28,17 @@ kafka = embedded_kafka({"progress": 1})
 TWO = {"spark.sql.shuffle.partitions": "2"}
 
 
+@pytest.fixture(autouse=True)
+def unlogged() -> Iterator[None]:
+    """The log is as it was after each test."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    logs.set_levels("info", {})
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
 @pytest.fixture
 def session(spark: Any) -> Any:
     """Listeners are a session's own."""
