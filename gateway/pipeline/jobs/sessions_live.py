@@ -8,7 +8,7 @@ stands for whichever of its sessions closes next.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -60,10 +60,10 @@ class Live(StatefulProcessor):
     def handleInputRows(
         self, key: Any, rows: Iterator[Row], timerValues: TimerValues
     ) -> Iterator[Row]:
-        names = self._rules.schema.names
-        columns = list(zip(*([row[name] for name in names] for row in rows), strict=True))
-        arrays = [pa.array(c, f.type) for c, f in zip(columns, self._rules.schema, strict=True)]
-        yield from self._step(pa.table(arrays, schema=self._rules.schema), timerValues)
+        come = list(rows)
+        # by position for all rows at once: a Row looks for each name in the list of its fields
+        columns = dict(zip(come[0].__fields__, zip(*come, strict=True), strict=True))
+        yield from self._step(_pieces(columns, self._rules), timerValues)
 
     def handleExpiredTimer(
         self, key: Any, timerValues: TimerValues, expiredTimerInfo: ExpiredTimerInfo
@@ -131,19 +131,17 @@ class _Plan:
         return [StructField(field.name, field.dataType) for field in found]
 
     def pieces(self, events: DataFrame) -> DataFrame:
-        """One of each event. Its time goes along for the watermark: Spark asks it of a column."""
+        """One of each event, without what repeats its start: each value handed to Python costs
+        about 1 us. Its time goes along for the watermark: Spark asks it of a column."""
         settings, time = self._settings, F.col(self._settings.from_.time)
-        micros = F.unix_micros(time.cast("timestamp"))
-        place = {"fp": "_partition", "fo": "_offset", "lp": "_partition", "lo": "_offset"}
-        order = [F.col(place[name]).cast("bigint").alias(name) for name in ORDER if self.ordered]
+        place = {"fp": "_partition", "fo": "_offset"} if self.ordered else {}
+        order = [F.col(column).cast("bigint").alias(name) for name, column in place.items()]
         values = zip(self._measures, self.types[1:], strict=True)
         return events.where(time.isNotNull()).select(
             F.pmod(F.hash(*settings.by), F.lit(BUCKETS)).alias("_bucket"),
             time.alias("_time"),
             *(F.col(name).alias(f"k{at}") for at, name in enumerate(settings.by)),
-            micros.alias("start"),
-            micros.alias("end"),
-            F.lit(1).cast("bigint").alias("events"),
+            F.unix_micros(time.cast("timestamp")).alias("start"),
             *order,
             *(_value(m, field).alias(f"m{at}") for at, (m, field) in enumerate(values)),
         )
@@ -154,10 +152,26 @@ class _Plan:
         rules, result = self.rules, to_arrow_schema(self.result, timezone="UTC")
 
         def closed(table: pa.Table) -> pa.Table:
-            told = step(None, table.select(rules.schema.names).cast(rules.schema), rules, EVER).told
+            columns = dict(zip(table.column_names, table.columns, strict=True))
+            told = step(None, _pieces(columns, rules), rules, EVER).told
             return _shown(told, len(result)).rename_columns(result.names).cast(result)
 
         return closed
+
+
+_SAME = {"end": "start", "lp": "fp", "lo": "fo"}
+"""The last event of a piece of one is its first."""
+
+
+def _pieces(columns: Mapping[str, Any], rules: Rules) -> pa.Table:
+    """Of events: values by the names of `_Plan.pieces`."""
+    given = {**columns, "events": [1] * len(columns["start"])}
+    arrays = [_array(given[_SAME.get(each.name, each.name)], each.type) for each in rules.schema]
+    return pa.table(arrays, schema=rules.schema)
+
+
+def _array(values: Any, kind: pa.DataType) -> Any:
+    return values.cast(kind) if isinstance(values, pa.ChunkedArray) else pa.array(values, kind)
 
 
 def _value(measure: measures.Measure, field: StructField) -> Any:
