@@ -23,15 +23,14 @@ from . import java
 from .session import settings
 
 PACKAGE = Path(__file__).parents[1]
-DRIVER = Path(__file__).with_name("driver.py")
 _STAMP = (1980, 1, 1, 0, 0, 0)  # the archive depends on its contents only
 _OWN = {"spark.master", "spark.jars", "spark.driver.memory", "spark.executor.memory"}
 
 
 def command(
-    spark: Spark, arguments: Sequence[str], *, jars: Sequence[Path], package: Path
+    spark: Spark, arguments: Sequence[str], *, driver: Path, jars: Sequence[Path], package: Path
 ) -> list[str]:
-    """The line. arguments: of `gateway pipeline run`."""
+    """The line. driver: the program, and its arguments."""
     made = settings(spark, jars=jars)
     conf = {name: value for name, value in made.items() if name not in _OWN}
     memory = f"{spark.memory // 1024**2}m"
@@ -41,7 +40,7 @@ def command(
         *("--driver-memory", memory, "--executor-memory", memory),
         *("--jars", ",".join(map(str, jars)), "--py-files", str(package)),
         *(word for name, value in conf.items() for word in ("--conf", f"{name}={value}")),
-        *(str(DRIVER), *arguments),
+        *(str(driver), *arguments),
     ]
 
 

@@ -6,15 +6,15 @@ import zipfile
 from pathlib import Path
 
 from gateway.config.pipeline import Spark
-from gateway.pipeline.submit import DRIVER, archive, command
+from gateway.pipeline.submit import archive, command
 
 JARS = [Path("/jars/one.jar"), Path("/jars/two.jar")]
 
 
 def line(**spark):
     arguments = ["all", "-c", "/gateway.yaml"]
-    found = command(Spark(**spark), arguments, jars=JARS, package=Path("/package.zip"))
-    return found
+    paths = {"driver": Path("/driver.py"), "package": Path("/package.zip")}
+    return command(Spark(**spark), arguments, jars=JARS, **paths)
 
 
 def after(found, option):
@@ -30,7 +30,7 @@ def test_it_has_master_memory_jars_package_and_settings_and_ends_with_what_to_ru
     assert after(found, "--py-files") == "/package.zip"
     assert "spark.x=a b" in found
     assert "spark.sql.session.timeZone=UTC" in found
-    assert found[-4:] == [str(DRIVER), "all", "-c", "/gateway.yaml"]
+    assert found[-4:] == ["/driver.py", "all", "-c", "/gateway.yaml"]
 
 
 def test_what_has_an_option_of_its_own_is_not_said_twice():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -41,7 +42,8 @@ def submit(
     if master is not None:
         spark = spark.model_copy(update={"master": master})
     arguments = [name, "-c", str(config.resolve()), *(["--fresh"] if fresh else [])]
-    line = command(spark, arguments, jars=connector(), package=archive())
+    driver = Path(__file__).with_name("driver.py")
+    line = command(spark, arguments, driver=driver, jars=connector(), package=archive())
     typer.echo(shlex.join(line))
     if not only:
         run(line)
