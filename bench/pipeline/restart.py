@@ -127,7 +127,7 @@ def _run(spark: Any, checkpoint: str, keys: int, *, fill: bool) -> dict[str, Any
     watch = damage.Watch(spark)
     rows = keys // 4 if fill else 1000
     read_ = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows)
-    counts = read_.load().groupBy((F.col("value") % keys).alias("k")).count()
+    counts = read_.load().select((F.col("value") % keys).alias("k")).groupBy("k").count()
     query = counts.writeStream.outputMode("update").format("noop")
     query = query.option("checkpointLocation", checkpoint).trigger(processingTime="2 seconds")
     began = time.monotonic()
