@@ -1,0 +1,117 @@
+"""What befalls a transaction while it is open: its broker dies or freezes, or it takes too long.
+
+Of minutes, so by `make kills` only; the rules are tested by `test_plan`, on the ledger by
+`test_ledger`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from support.brokers import Broker
+from support.pipelines import Output, wait
+
+from gateway.config import pipeline as config
+from gateway.errors import PipelineError
+from gateway.pipeline.exactly_once import Writer
+
+pytestmark = [
+    pytest.mark.needs("java17"),
+    pytest.mark.timeout(0),
+    pytest.mark.skipif("GATEWAY_KILLS" not in os.environ, reason="takes minutes: `make kills`"),
+]
+ROWS = 400_000
+
+
+@contextmanager
+def opened(kafka: Broker, topic: str) -> Iterator[Output]:
+    output = Output(kafka.bootstrap, topic, 2)
+    try:
+        yield output
+    finally:
+        output.close()
+
+
+def write(
+    kafka: Broker, spark: Any, topic: str, output: Output, timeout: float, fault: Callable[[], None]
+) -> Counter[tuple[bytes | None, bytes | None]]:
+    """Two epochs, the fault inside the first; what a restart would do is done where it ends."""
+    to = config.Output(topic=topic, transaction_timeout=timeout)
+    query = uuid.uuid4().hex
+    failed: list[BaseException] = []
+
+    def epoch(number: int) -> None:
+        rows = spark.range(number * ROWS, (number + 1) * ROWS, 1, 2)
+        rows = rows.selectExpr("cast(id % 1000 as string) key", "cast(id as string) value")
+        for _ in range(5):
+            try:
+                writer(rows, number)
+                return
+            except PipelineError as error:
+                if "finished by the next start" not in str(error):
+                    failed.append(error)
+                    return
+
+    writer = Writer(query, to, {"bootstrap.servers": kafka.servers})
+    under_way = threading.Thread(target=epoch, args=(0,))
+    under_way.start()
+    wait(output.open, "an open transaction", every=0)
+    fault()
+    under_way.join(600)
+    assert not under_way.is_alive()
+    epoch(1)
+    assert not failed
+    return output.committed()
+
+
+def expected() -> Counter[tuple[bytes | None, bytes | None]]:
+    rows = range(2 * ROWS)
+    return Counter((str(each % 1000).encode(), str(each).encode()) for each in rows)
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+def test_a_broker_that_dies_or_freezes_inside_a_transaction_costs_no_row(
+    kafka3: Broker, spark: Any, fault: str
+):
+    topic = kafka3.topic(partitions=2, replication=3, configs={"min.insync.replicas": "2"})
+    assert kafka3.local is not None
+    node = kafka3.local.node(kafka3.admin.leaders(topic)[0])
+    with opened(kafka3, topic) as output:
+
+        def fail() -> None:
+            node.kill() if fault == "kill" else node.freeze()
+            time.sleep(12)  # longer than a leader takes to be replaced
+            kafka3.heal()
+
+        assert write(kafka3, spark, topic, output, 30.0, fail) == expected()
+
+
+def test_a_transaction_that_kafka_gave_up_is_written_again(kafka: Broker, spark: Any):
+    topic = kafka.topic(partitions=2)
+    with opened(kafka, topic) as output:
+
+        def stall() -> None:
+            workers = [
+                each.pid
+                for each in psutil.Process().children(recursive=True)
+                if "pyspark.daemon" in " ".join(each.cmdline())
+            ]
+            for pid in workers:
+                os.kill(pid, signal.SIGSTOP)
+            try:
+                wait(lambda: not output.open(), "Kafka to give it up")
+            finally:
+                for pid in workers:
+                    os.kill(pid, signal.SIGCONT)
+
+        assert write(kafka, spark, topic, output, 2.0, stall) == expected()
