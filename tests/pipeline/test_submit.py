@@ -48,3 +48,10 @@ def test_the_package_is_an_archive_that_depends_on_its_contents_only(monkeypatch
     names = zipfile.ZipFile(one).namelist()
     assert {"gateway/__init__.py", "gateway/pipeline/jars.sha256"} <= set(names)
     assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
+
+
+def test_every_folder_of_modules_is_a_package():
+    """From an archive Python imports no folder without `__init__.py`."""
+    names = {Path(name) for name in zipfile.ZipFile(archive()).namelist()}
+    folders = {name.parent for name in names if name.suffix == ".py"}
+    assert not [folder for folder in folders if folder / "__init__.py" not in names]

@@ -1,0 +1,1 @@
+"""Why a job is slow: causes with their evidence, found in the progress of its query."""
