@@ -31,7 +31,7 @@ FAULTS: Mapping[str, Look] = {"watermark-stuck": flow.watermark, "late-drops": f
 NAMES = (*COSTS, "source-behind", *FAULTS)
 LEAST = 3  # batches with input: fewer say nothing
 
-_TASKS = ("skew", "sink-slow", "python", "gc")
+_TASKS = ("skew", "partitions-too-few", "sink-slow", "python", "gc")
 
 
 @dataclass(frozen=True, slots=True)
