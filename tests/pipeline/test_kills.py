@@ -1,0 +1,152 @@
+"""A job whose whole process tree is killed writes every row once: nothing lost, nothing twice.
+
+Small here. `make kills RECORDS=200000 KILLS=5 JOB=query` is the large form, of any kind of job that
+needs nothing beside Kafka. The number of writers changes with each start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from support.brokers import Broker
+from support.pipelines import Killed, Output, Story, kill_at
+
+from gateway.config import Kafka, loads
+from gateway.core.record import TopicPartition
+from gateway.pipeline import output as encoding
+from gateway.pipeline import query, source
+from gateway.pipeline.jobs import inputs
+
+RECORDS = int(os.environ.get("GATEWAY_KILLS_RECORDS", "20000"))
+KILLS = int(os.environ.get("GATEWAY_KILLS", "1"))
+JOB = os.environ.get("GATEWAY_KILLS_JOB", "query")
+SEED = int(os.environ.get("GATEWAY_KILLS_SEED", "1"))
+LARGE = "GATEWAY_KILLS" in os.environ
+PARTITIONS = 2
+WRITERS = (2, 3, 1)  # each start has another number
+BEGIN = 1_800_000_000_000  # ms
+LATER = 86_400_000  # ms; what ends the last windows
+FIELDS = {"fields": {"id": "bigint", "user": "string", "at": "timestamp_ms", "amount": "bigint"}}
+
+
+def settings(kind: str, clicks: str, payments: str, to: str) -> dict[str, Any]:
+    """A job of this kind. The watermark is longer than events are out of order: none is late."""
+    each = max(500, RECORDS // (4 * KILLS + 4))
+    read = {"topic": clicks, "time": "at", "watermark": "5m", "value": FIELDS, "maxRecords": each}
+    job: dict[str, Any] = {"name": "kills", "type": kind, "to": {"topic": to}}
+    if kind == "query":
+        job |= {
+            "tables": {"clicks": read},
+            "sql": "SELECT user, id, at, amount + 1 AS more FROM clicks",
+        }
+        job["to"]["key"] = ["user"]
+    elif kind == "sessions":
+        job |= {"from": read, "by": ["user"], "gap": "1m", "measures": {"total": "sum(amount)"}}
+    elif kind == "aggregate":
+        job |= {"from": read, "by": ["user"], "window": {"size": "10s"}}
+        job["measures"] = {"total": "sum(amount)", "events": "count(*)"}
+    else:
+        value = {"fields": {"of": "bigint", "paid": "timestamp_ms"}}
+        right = {**read, "topic": payments, "time": "paid", "value": value}
+        job |= {"left": read, "right": right, "on": {"id": "of"}, "kind": "left"}
+        job["to"]["key"] = ["id"]
+    return job
+
+
+def events(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Keys and values: out of order by up to a minute; the last of all come a day later."""
+    chance = random.Random(SEED)
+    for number in range(count):
+        user = f"user-{chance.randrange(500)}"
+        at = BEGIN + number * 20 - chance.randrange(60_000)
+        yield user, {"id": number, "user": user, "at": at, "amount": chance.randrange(100)}
+
+
+def fill(servers: list[str], clicks: str, payments: str) -> None:
+    producer = Producer({"bootstrap.servers": ",".join(servers), "linger.ms": 20})
+    for number, (user, event) in enumerate(events(RECORDS)):
+        producer.produce(clicks, json.dumps(event), user, partition=number % PARTITIONS)
+        if number % 3:
+            paid = {"of": number, "paid": event["at"] + 30_000}
+            producer.produce(payments, json.dumps(paid), partition=number % PARTITIONS)
+        producer.poll(0)
+    last = BEGIN + RECORDS * 20 + LATER
+    for partition in range(PARTITIONS):
+        event = {"id": -1, "user": "end", "at": last, "amount": 0}
+        producer.produce(clicks, json.dumps(event), "end", partition=partition)
+        paid = {"of": -2, "paid": last}
+        producer.produce(payments, json.dumps(paid), partition=partition)
+    producer.flush(60)
+
+
+def expected(spark: Any, story: Story) -> Counter[tuple[bytes | None, bytes | None]]:
+    """The same job in one batch."""
+    settings = loads(json.dumps(story.settings()))
+    assert settings.pipelines is not None
+    job, kafka = settings.pipelines.jobs[0], Kafka(servers=story.servers)
+    ends = {name: Broker(story.servers).admin for name in inputs(job)}
+    tables = {}
+    for name, each in inputs(job).items():
+        ranges = {
+            TopicPartition(each.topic, partition): (0, ends[name].log_end(each.topic, partition))
+            for partition in range(PARTITIONS)
+        }
+        tables[name] = source.read_range(spark, each, kafka, {}, ranges)
+    rows = encoding.encoded(query.module_of(job).build(job, tables), job.to, encoding.keys(job))
+    return Counter((_bytes(row.key), _bytes(row.value)) for row in rows.collect())
+
+
+def _bytes(value: str | bytes | bytearray | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else None if value is None else bytes(value)
+
+
+def without_ends(found: Mapping[Any, int]) -> Counter[Any]:
+    """What ends the last windows has not ended itself."""
+    return Counter(
+        {
+            (key, value): count
+            for (key, value), count in found.items()
+            if b'"user":"end"' not in (value or b"")
+        }
+    )
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.timeout(0 if LARGE else 600)
+def test_a_job_killed_at_random_moments_writes_each_row_once(
+    kafka: Broker, spark: Any, tmp_path: Path
+):
+    clicks, payments, to = (kafka.topic(partitions=PARTITIONS) for _ in range(3))
+    fill(kafka.bootstrap, clicks, payments)
+    story = Story(settings(JOB, clicks, payments, to), kafka.bootstrap, tmp_path)
+    output, seed = Output(kafka.bootstrap, to, PARTITIONS), random.Random(SEED)
+    killed: list[Killed] = []
+    try:
+        for count in range(KILLS):
+            with story.running() as run:
+                killed.append(kill_at(run, output, seed, inside=count % 2 == 0))
+        story.finish(writers=WRITERS[KILLS % 3])
+        committed = without_ends(output.committed())
+        repeated = output.everything() - output.committed().total()
+    finally:
+        output.close()
+    wanted = without_ends(expected(spark, story))
+    inside = sum(each.inside for each in killed)
+    lost, twice = wanted - committed, committed - wanted
+    print(
+        f"{JOB}: {wanted.total()} rows, {sum(each.was for each in killed)} kills, "
+        f"{inside} inside a transaction, {repeated} records aborted, "
+        f"{lost.total()} lost, {twice.total()} twice"
+    )
+    assert not lost
+    assert not twice
+    assert any(each.was for each in killed)
+    assert inside or not LARGE
