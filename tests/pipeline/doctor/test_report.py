@@ -41,7 +41,9 @@ def test_says_the_cause_its_evidence_and_the_setting():
 def test_says_that_a_job_is_healthy_and_what_was_not_judged():
     text = as_text(diagnose(run([{**each, "tasks": None} for each in HEALTHY])))
     assert "no cause found" in text
-    assert "not judged: skew, partitions-too-few, sink-slow, python, gc: needs times of tasks" in text
+    assert (
+        "not judged: skew, partitions-too-few, sink-slow, python, gc: needs times of tasks" in text
+    )
 
 
 def test_programs_get_the_same():
