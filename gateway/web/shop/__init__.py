@@ -7,6 +7,7 @@ of their own, and a gateway. All of it is temporary and ends together.
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from contextlib import ExitStack
 from functools import partial
@@ -16,8 +17,8 @@ from gateway.kafka.local import LocalKafka
 from gateway.pipeline import java
 from gateway.pipeline.generate import Traffic
 
-from ..demo import free_port, open_page, page_url
 from ..app import Startup
+from ..demo import free_port, open_page, page_url
 from .jobs import jobs
 from .parts import Parts
 from .redis import redis
@@ -82,8 +83,7 @@ def config(servers: str, redis: str, directory: Path, host: str, port: int) -> s
     given = {"KAFKA": servers, "REDIS": redis, "CHECKPOINTS": str(directory / "checkpoints")}
     text = CONFIG.replace("{host: 127.0.0.1, port: 8080}", f"{{host: '{host}', port: {port}}}")
     for name, value in given.items():
-        start = text.index(f"${{env.{name}:")
-        text = text[:start] + value + text[text.index("}", start) + 1 :]
+        text = re.sub(rf"\$\{{env\.{name}:[^}}]*\}}", value.replace("\\", r"\\"), text)
     return text
 
 

@@ -33,6 +33,10 @@ class Table {
       last.remove();
     }
   }
+  drop(name) {
+    this.rows.get(name)?.remove();
+    this.rows.delete(name);
+  }
 }
 
 /* Milliseconds from what happened in the shop to this page: both have this machine's clock. */
@@ -79,7 +83,8 @@ const shows = {
     const name = `${row.user} ${row.start}`;
     if (row.state === "open") open.add(name); else open.delete(name);
     soon(() => {
-      tables.visits.show(name, [row.user, clock(row.start), row.events, row.state], row.state);
+      if (row.state === "merged") tables.visits.drop(name); // it went into another session
+      else tables.visits.show(name, [row.user, clock(row.start), row.events, row.state], row.state);
       $("open").textContent = `${open.size} open`;
     });
   },
