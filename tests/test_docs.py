@@ -9,8 +9,10 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -40,8 +42,9 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     ROOT / name
     for name in (
-        "README.md", "gateway/README.md", "gateway/sidecar/README.md", "examples/README.md",
-        "deploy/README.md", "bench/README.md", "CHANGELOG.md",
+        "README.md", "gateway/README.md", "gateway/sidecar/README.md", "gateway/pipeline/README.md",
+        "examples/README.md", "examples/pipeline/README.md", "deploy/README.md",
+        "bench/README.md", "CHANGELOG.md",
     )
 ]  # fmt: skip
 README = PAGES[0].read_text()
@@ -106,7 +109,7 @@ def options_of(*command: str) -> str:
 def test_every_gateway_command_exists_with_its_options(page: str, words: list[str]):
     names = [word for word in words if not word.startswith("-")]
     help = options_of(*names[:1]) + options_of()
-    if names[0:1] in (["dlq"], ["replay"]):  # commands with commands of their own
+    if names[0:1] in (["dlq"], ["replay"], ["pipeline"]):  # commands with commands of their own
         help += options_of(*names[:2])
     for word in words:
         if word.startswith("-"):
@@ -131,9 +134,21 @@ def test_every_command_is_of_a_known_kind():
     """So that none escapes the tests around this one."""
     for page, line in COMMANDS:
         first = re.split(r"[ |]", line)[0]
-        assert first in ("make", "gateway", "curl", "echo", ".", ".venv/bin/python"), (
-            f"{page}: {line}"
-        )
+        known = ("make", "gateway", "curl", "echo", "pip", ".", ".venv/bin/python")
+        assert first in known, f"{page}: {line}"
+
+
+def test_every_pip_line_asks_for_extras_that_the_package_has():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    asked = [line for _, line in COMMANDS if line.startswith("pip ")]
+    assert asked
+    for line in asked:
+        for word in shlex.split(line, comments=True)[2:]:
+            name, _, names = word.partition("[")
+            assert name == "gateway", line
+            assert set(names.rstrip("]").split(",")) <= {"", *extras}, line
 
 
 def test_every_curl_asks_for_a_path_of_the_demo():
@@ -166,7 +181,14 @@ def test_links_and_paths_exist(page: Path):
 
 @pytest.mark.parametrize("block", [b for page in PAGES for b in fenced(page.read_text(), "yaml")])
 def test_every_yaml_block_is_a_configuration_without_a_warning(block: str):
-    assert loads(block).warnings == ()
+    assert loads(whole(block)).warnings == ()
+
+
+def whole(block: str) -> str:
+    """A block may be jobs alone, or lack the cluster, which is the page's first."""
+    if block.startswith("- "):
+        block = f"pipelines:\n  jobs:\n{indent(block, '    ')}"
+    return block if "kafka:" in block else f"kafka: {{servers: [localhost:9092]}}\n{block}"
 
 
 def test_the_first_configuration_is_the_example():

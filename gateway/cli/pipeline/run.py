@@ -37,8 +37,7 @@ def run(name: Jobs, config: File, fresh: Fresh = False) -> None:
     settings, pipelines = settings_of(config)
     jobs = list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]
     configured = settings.telemetry.logs
-    levels = {str(room): str(level) for room, level in configured.levels.items()}
-    logs.configure(configured.format, configured.level, {"py4j": "warning"} | levels)
+    logs.configure(configured.format, configured.level, configured.levels)
     check.refuse(config, settings, jobs)
     if status := run_jobs(settings, pipelines, jobs, fresh=fresh):
         raise typer.Exit(status)
