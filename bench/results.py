@@ -9,11 +9,11 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 
@@ -22,6 +22,8 @@ from gateway.kafka.local.jars import KAFKA_VERSION
 from .figure import Figure
 
 DIRECTORY = Path(__file__).parent / "results"
+Judge: TypeAlias = Callable[[str, Figure], str]
+"""What a figure of a measurement is held against, in words; nothing if it is not."""
 PACKAGES = ("uvicorn", "uvloop", "starlette", "aiokafka", "confluent-kafka", "orjson")
 
 
@@ -47,16 +49,23 @@ def load(when: str) -> dict[str, float]:
     return {f"load_{when}": round(os.getloadavg()[0], 1)}
 
 
-def table(machine: Mapping[str, Any], measured: Mapping[str, Sequence[Figure]]) -> str:
-    """Markdown."""
+def table(
+    machine: Mapping[str, Any],
+    measured: Mapping[str, Sequence[Figure]],
+    judged: Judge | None = None,
+) -> str:
+    """Markdown. judged: for a column of goals."""
     facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "date")
+    goal = (lambda _: "") if judged is None else " {} |".format
     lines = [f"## {machine['date']}", "", facts + ".", ""]
-    lines += ["| | measured | value | unit | n |", "|---|---|---:|---|---:|"]
+    lines += ["| | measured | value | unit | n |" + goal("goal")]
+    lines += ["|---|---|---:|---|---:|" + goal("---").replace(" ", "")]
     for name, figures in measured.items():
         for n, figure in enumerate(figures):
             what, value = figure.what, rounded(figure.value)
             head = name if n == 0 else ""
-            lines.append(f"| {head} | {what} | {value} | {figure.unit} | {figure.n} |")
+            line = f"| {head} | {what} | {value} | {figure.unit} | {figure.n} |"
+            lines.append(line + goal(judged(name, figure) if judged else ""))
     return "\n".join(lines) + "\n"
 
 
@@ -64,6 +73,7 @@ def keep(
     machine: Mapping[str, Any],
     measured: Mapping[str, Sequence[Figure]],
     directory: Path = DIRECTORY,
+    judged: Judge | None = None,
 ) -> Path:
     """Append to the day's files; the path of the Markdown one."""
     directory.mkdir(exist_ok=True)
@@ -74,7 +84,7 @@ def keep(
             file.write(json.dumps({**machine, "measurement": name, "figures": rows}) + "\n")
     path = day.with_suffix(".md")
     with path.open("a") as file:
-        file.write(table(machine, measured) + "\n")
+        file.write(table(machine, measured, judged) + "\n")
     return path
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RECORDS, ROUNDS = 250_000, 3
+SMALL = 5_000  # records
 COLUMNS = {"user": "string", "amount": "bigint", "pad": "string"}
 
 

@@ -19,26 +19,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 from support.joins import Row, Rule, joined
 
-from gateway.config.pipeline import Spark
 from gateway.config.pipelines import Join
 from gateway.pipeline.jobs import join
-from gateway.pipeline.session import of_job, session
+from gateway.pipeline.session import of_checkpoints, of_job
 from gateway.pipeline.skew import hot_keys
 from gateway.pipeline.state.profiles import conf
 from gateway.pipeline.tasks import Tasks
 
 from ..figure import Figure, median
+from . import engine
+from .telling import tell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-ORDERS, BATCH = 500_000, 100_000
-HOT, SKEWED = "shop-0", 120_000
+HOT = "shop-0"
 FIELDS = {
     "left": "order string, user string, merchant string, amount double, at timestamp",
     "right": "payment string, order string, user string, merchant string, at timestamp",
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """batch: rows of each side. skewed: orders of which one merchant has half."""
+
+    orders: int = 500_000
+    batch: int = 100_000
+    skewed: int = 120_000
+    skewed_batch: int = 30_000
+
+
+SMALL = Size(orders=6_000, batch=2_000, skewed=6_000, skewed_batch=2_000)
 
 
 class Run(NamedTuple):
@@ -65,7 +78,7 @@ class Shop:
 
     orders: list[Row]
     payments: list[Row]
-    batch: int = BATCH
+    batch: int
     directory: Path = field(default_factory=Path)
 
     def write(self, directory: Path) -> Shop:
@@ -80,15 +93,12 @@ class Shop:
         return _sum(joined(rule, self.orders, self.payments))
 
 
-def measure() -> list[Figure]:
-    spark = session(Spark(master="local[2]"), "bench")
-    try:
-        return [*_rates(spark), *_skew(spark)]
-    finally:
-        spark.stop()
+def measure(size: Size = Size()) -> list[Figure]:
+    with engine.spark() as spark:
+        return [*_rates(spark, size), *_skew(spark, size)]
 
 
-def shop(orders: int = ORDERS, hours: float = 12.0) -> Shop:
+def shop(orders: int, batch: int, hours: float = 12.0) -> Shop:
     """Of all orders 5% are never paid, and 5% after the hour."""
     some = random.Random(1)
     left: list[dict[str, Any]] = []
@@ -102,13 +112,13 @@ def shop(orders: int = ORDERS, hours: float = 12.0) -> Shop:
             paid = at + timedelta(seconds=late + 1 + some.randrange(3590))
             right.append({"payment": f"p-{number}", **key, "merchant": "m", "at": paid})
     right.sort(key=lambda row: row["at"])
-    return Shop([*left], [*right])
+    return Shop([*left], [*right], batch)
 
 
-def skewed(orders: int = SKEWED) -> Shop:
+def skewed(orders: int, batch: int) -> Shop:
     """Half of the orders are one merchant's; each is joined with its terms of that minute."""
     some = random.Random(2)
-    seconds = 8 * 3600
+    seconds = orders * 6 // 25  # 250 a minute
     left: list[Row] = [
         {
             "order": f"o-{number}",
@@ -130,7 +140,7 @@ def skewed(orders: int = SKEWED) -> Shop:
         for minute in range(-1, seconds // 60)
         for merchant in range(61)
     ]
-    return Shop(left, right, batch=30_000)
+    return Shop(left, right, batch)
 
 
 def job(**more: Any) -> Join:
@@ -152,7 +162,7 @@ def run(
     """Up to the last row. more: settings of Spark beside those of the job's profile."""
     from pyspark.sql import functions as F
 
-    own = of_job(spark, {**conf(settings.state), **(more or {})})
+    own = of_job(spark, {**of_checkpoints("/"), **conf(settings.state), **(more or {})})
     tables = {side: _table(own, data, side) for side in ("left", "right")}
     pairs = join.build(settings, tables, hot)
     pair = F.concat_ws("|", "order", F.coalesce("payment", F.lit("-")))
@@ -165,38 +175,52 @@ def run(
         return _run(query.recentProgress, lambda batch: tasks.of(str(query.runId), batch))
 
 
-def _rates(spark: SparkSession) -> Iterator[Figure]:
+def _rates(spark: SparkSession, size: Size) -> Iterator[Figure]:
     with tempfile.TemporaryDirectory() as directory:
-        data = shop().write(Path(directory))
+        tell(f"writing {size.orders:,} orders and their payments")
+        data = shop(size.orders, size.batch).write(Path(directory))
         for kind in ("inner", "left"):
-            done = run(spark, job(kind=kind), data)
             on = {"order": "order", "user": "user"}
-            assert done.told == data.expected(Rule(on, kind=kind))
-            what = f"join {kind}, {len(data.orders)} orders and {len(data.payments)} payments"
-            yield Figure(f"{what}, warm", done.rate, "records/s", len(done.rows))
+            done = _right(spark, job(kind=kind), data, Rule(on, kind=kind), f"join {kind}")
+            what = f"join {kind}, {len(data.orders):,} orders and {len(data.payments):,} payments"
+            yield Figure(f"{what}, warm", done.rate, "records/s", sum(done.rows[1:]))
             yield Figure(f"{what}, rows kept at most", done.state, "rows")
             yield Figure(f"{what}, commit of a batch", done.commit, "ms", len(done.rows))
 
 
-def _skew(spark: SparkSession) -> Iterator[Figure]:
+def _skew(spark: SparkSession, size: Size) -> Iterator[Figure]:
     """The key with half of the rows is found, not named."""
     on = {"merchant": "merchant"}
     with tempfile.TemporaryDirectory() as directory:
-        data = skewed().write(Path(directory))
-        expected = data.expected(Rule(on, before=60, after=0))
+        data = skewed(size.skewed, size.skewed_batch).write(Path(directory))
         for salt in (None, {"share": 20}):
             more = {"before": "60s", "after": "0s", "state": {"partitions": 4}, "salt": salt}
             settings = job(on=on, **{key: value for key, value in more.items() if value})
             left = _table(spark, data, "left", spark.read)
             hot = hot_keys(left, ["merchant"], 20) if salt else []
-            assert hot == ([HOT] if salt else [])
-            done = run(spark, settings, data, hot)
-            assert done.told == expected
-            what = f"join, one key half of {SKEWED} rows, {'salted' if salt else 'as it is'}"
-            yield Figure(f"{what}, slowest task", median([s for s, _ in done.tasks]), "s")
-            yield Figure(f"{what}, its other tasks", median([o for _, o in done.tasks]), "s")
+            if hot != ([HOT] if salt else []):
+                raise AssertionError(f"{hot} are not the hot keys")
+            what = f"one key half of {size.skewed:,}, {'salted' if salt else 'as it is'}"
+            done = _right(spark, settings, data, Rule(on, before=60, after=0), what, hot)
+            slowest, others = (median([pair[at] for pair in done.tasks]) for at in (0, 1))
+            yield Figure(f"{what}, slowest task", slowest, "s", len(done.tasks))
+            yield Figure(f"{what}, its other tasks", others, "s", len(done.tasks))
+            yield Figure(f"{what}, slowest to others", slowest / max(others, 1e-3), "x")
             yield Figure(f"{what}, batch", median(done.seconds[1:]), "s", len(done.seconds) - 1)
             yield Figure(f"{what}, rows kept at most", done.state, "rows")
+
+
+def _right(
+    spark: SparkSession, settings: Join, data: Shop, rule: Rule, what: str, hot: Sequence[str] = ()
+) -> Run:
+    """Raises AssertionError: what came out is not what should have."""
+    tell(what)
+    done = run(spark, settings, data, hot)
+    expected = data.expected(rule)
+    if done.told != expected:
+        raise AssertionError(f"{what}: rows and their sum are {done.told}, not {expected}")
+    tell(f"{what}: {expected[0]:,} rows as expected, {sum(done.seconds):.0f} s")
+    return done
 
 
 def _run(progress: Sequence[Any], tasks: Callable[[int], Mapping[str, Any] | None]) -> Run:

@@ -2,7 +2,7 @@
 
 Counts of keys, on a local disk, each start in a JVM of its own, by a process that is killed with
 SIGKILL. Of every key the count is compared with what was given. The start of the process and of
-Spark is not in the time.
+Spark is not in the time. `KEYS=4000000` in the environment: of other sizes.
 """
 
 from __future__ import annotations
@@ -15,59 +15,69 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gateway.config.pipeline import Spark, State
 from gateway.pipeline import alerts
-from gateway.pipeline.session import of_job, session
+from gateway.pipeline.session import of_checkpoints, of_job, session
 from gateway.pipeline.state import damage, layout, read, rescale
 from gateway.pipeline.state.files import Local
 from gateway.pipeline.state.profiles import conf
 
 from ..figure import Figure
+from .telling import tell
 
-KEYS = tuple(int(each) for each in os.environ.get("KEYS", "100000,1000000,4000000").split(","))
-DAMAGED = 1_000_000  # of so many keys the newest snapshot is damaged, too
+
+@dataclass(frozen=True)
+class Size:
+    """whole: of so many keys state is damaged and rescaled, too."""
+
+    keys: Sequence[int] = (100_000, 1_000_000)
+    whole: int = 1_000_000
+
+
+SMALL = Size(keys=(2_000,), whole=2_000)
 BATCHES = 8
 PARTITIONS = 2, 4
 
 
-def measure() -> list[Figure]:
+def measure(size: Size = Size()) -> list[Figure]:
+    asked = os.environ.get("KEYS")
     figures: list[Figure] = []
-    for keys in KEYS:
+    for keys in map(int, asked.split(",")) if asked else size.keys:
         with tempfile.TemporaryDirectory(prefix="restart-") as directory:
-            figures += _measured(Path(directory), keys)
+            figures += _measured(Path(directory), keys, whole=keys == size.whole)
     return figures
 
 
-def _measured(directory: Path, keys: int) -> list[Figure]:
-    filled = directory / "filled"
+def _measured(directory: Path, keys: int, *, whole: bool) -> Iterator[Figure]:
+    filled, of = directory / "filled", f"{keys:,} keys"
     _child("fill", filled, keys)
     state = read.state(Local(filled), "counts")
-    of = f"{keys:,} keys"
-    figures = [Figure(f"state on disk, all versions kept, {of}", state.bytes / keys, "bytes/key")]
-
-    def again(what: str, harm: Callable[[Path], None] = lambda _: None) -> dict[str, Any]:
-        copy = directory / "copy"
-        shutil.copytree(filled, copy)
-        harm(copy)
-        told = _child("restart", copy, keys)
-        shutil.rmtree(copy)
-        figures.append(Figure(f"query start to first batch, {what}, {of}", told["seconds"], "s"))
-        return told
-
-    again("clean")
-    if keys == DAMAGED:
+    yield Figure(f"state on disk, all versions kept, {of}", state.bytes / keys, "bytes/key")
+    yield _again(filled, keys, "clean", lambda _: None)
+    if whole:
         for what, harm in (("snapshot truncated", _truncated), ("tables flipped", _flipped)):
-            if not again(what, harm)["alerts"]:
-                raise AssertionError(f"{what}: no alert was raised")
-    told = _child("rescale", filled, keys)
-    figures.append(
-        Figure(f"rescale {PARTITIONS[0]} to {PARTITIONS[1]}, {of}", told["seconds"], "s")
-    )
-    return figures
+            yield _again(filled, keys, what, harm)
+        told = _child("rescale", filled, keys)
+        what = f"rescale {PARTITIONS[0]} to {PARTITIONS[1]}, {of}"
+        yield Figure(what, told["seconds"], "s")
+
+
+def _again(filled: Path, keys: int, what: str, harm: Callable[[Path], None]) -> Figure:
+    """A copy is harmed, and its job begun."""
+    copy = filled.with_name("copy")
+    shutil.copytree(filled, copy)
+    harm(copy)
+    tell(f"{keys:,} keys, {what}")
+    told = _child("restart", copy, keys)
+    shutil.rmtree(copy)
+    if bool(told["alerts"]) == (what == "clean"):
+        raise AssertionError(f"{what}: alerts are {told['alerts']}")
+    return Figure(f"query start to first batch, {what}, {keys:,} keys", told["seconds"], "s")
 
 
 def _truncated(checkpoint: Path) -> None:
@@ -91,6 +101,7 @@ def _newest(checkpoint: Path) -> list[Path]:
 
 def _child(what: str, checkpoint: Path, keys: int) -> dict[str, Any]:
     """What it tells; then it is killed, with its JVM."""
+    tell(f"{what} {keys:,} keys, in a process of its own")
     command = [sys.executable, "-m", __name__, what, str(checkpoint), str(keys)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as child:
         try:
@@ -107,7 +118,8 @@ def _child(what: str, checkpoint: Path, keys: int) -> dict[str, Any]:
 def _main(what: str, checkpoint: str, keys: int) -> None:
     spark = session(Spark.model_validate({"master": "local[2]", "memory": "2GiB"}), "restart")
     state = State.model_validate({"snapshotAfter": 2, "partitions": PARTITIONS[0]})
-    mine = of_job(spark, conf(state) | {_MAINTENANCE: "3s"})
+    own = {**of_checkpoints(checkpoint), **conf(state), _MAINTENANCE: "3s"}
+    mine = of_job(spark, own)
     if what == "rescale":
         done = rescale.rescale(mine, Local(checkpoint), PARTITIONS[1])
         _compare(mine, checkpoint, keys)
@@ -130,11 +142,11 @@ def _run(spark: Any, checkpoint: str, keys: int, *, fill: bool) -> dict[str, Any
     counts = read_.load().select((F.col("value") % keys).alias("k")).groupBy("k").count()
     query = counts.writeStream.outputMode("update").format("noop")
     query = query.option("checkpointLocation", checkpoint).trigger(processingTime="2 seconds")
+    batch = _next(Path(checkpoint)) + (BATCHES if fill else 1) - 1
     began = time.monotonic()
     query = query.start()
     damage.began(str(query.runId), "counts")
-    batches = BATCHES if fill else 1
-    while sum(each.numInputRows > 0 for each in query.recentProgress) < batches:
+    while not Path(checkpoint, "commits", str(batch)).exists():
         if not query.isActive:
             raise RuntimeError(str(query.exception()))
         time.sleep(0.01)
@@ -148,6 +160,11 @@ def _run(spark: Any, checkpoint: str, keys: int, *, fill: bool) -> dict[str, Any
     _compare(spark, checkpoint, keys)
     said = [what for (_, alert), what in alerts.active().items() if alert == damage.ALERT]
     return {"seconds": seconds, "alerts": said}
+
+
+def _next(checkpoint: Path) -> int:
+    """The batch that is due."""
+    return max(layout.batches(Local(checkpoint).sizes(), "commits"), default=-1) + 1
 
 
 def _whole(checkpoint: Path) -> bool:

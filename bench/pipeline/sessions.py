@@ -1,9 +1,9 @@
-"""Sessions of 50,000 users and more: the rate, how it falls as state grows, how soon they close.
+"""Sessions: the rate with 50,000 users, how it falls as state grows, how soon they close.
 
 The input lies in files as records of Kafka would (a JSON value of about 75 bytes, partition,
-offset), so that what is measured is the job and its state, not a broker. Every batch has 10
-minutes of events in no order; gap 30 minutes, grace 10. What came out is compared with the oracle
-of the tests.
+offset), so that what is measured is the job and its state, not a broker. Gap 30 minutes, grace 10;
+to measure the rate each batch has 10 minutes of events in no order. What came out is compared with
+the oracle of the tests, what is kept with the users that came.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,52 +21,66 @@ import orjson
 from support.sessions import Event, sessions
 from support.streamed import Streamed
 
-from gateway.config.pipeline import Spark
 from gateway.config.pipelines import Sessions
 from gateway.pipeline.jobs import sessions as job
-from gateway.pipeline.session import of_job, session
+from gateway.pipeline.session import of_checkpoints, of_job
+from gateway.pipeline.state.profiles import conf
 
 from ..figure import Figure, times
+from . import engine
+from .telling import tell
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 NOON = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()) * 1_000_000
 MINUTE = 60_000_000  # microseconds
-BATCH, BATCHES = 100_000, 8
 FIELDS = "user string, time timestamp, amount int"
 WAYS: Mapping[str, dict[str, Any]] = {
     "closed, Spark's own": {},
     "updates": {"emit": "updates"},
     "longest 8h": {"maxLength": "8h"},
 }
-GROWTH = (50_000, 200_000, 500_000, 1_000_000)
-CLOSINGS = 25
-PARTITIONS = {"spark.sql.shuffle.partitions": "2"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """batch: events. batches: of Spark's own sessions, and of those in Python. grown: users,
+    each with an event, at which the growing state is looked at. closings: sessions."""
+
+    users: int = 50_000
+    batch: int = 100_000
+    batches: int = 6
+    batches_in_python: int = 4
+    grown: Sequence[int] = (100_000, 500_000, 1_000_000)
+    closings: int = 20
+
+
+SMALL = Size(users=1_000, batch=2_000, batches=3, batches_in_python=3, grown=(2_000, 6_000),
+    closings=6)  # fmt: skip
 STATE = "spark.sql.streaming.stateStore."
+WARM = 2  # batches that are the compiler's
+COLD = 5  # sessions that close while it is still at work
 
 
 class Run(NamedTuple):
-    """seconds, rows: of the batches with rows. state: rows at their end, and bytes in SST files.
+    """seconds, rows: of the batches with rows. state: rows after each, and bytes in SST files.
     told: closed sessions, and the sum of their totals."""
 
     seconds: Sequence[float]
     rows: Sequence[int]
-    state: tuple[int, int]
+    state: Sequence[tuple[int, int]]
     told: tuple[int, int]
 
     @property
     def rate(self) -> float:
-        """Events a second, without the first two batches: the compiler's, and their end."""
-        return sum(self.rows[2:]) / sum(self.seconds[2:])
+        """Events a second, without the first batches."""
+        return sum(self.rows[WARM:]) / sum(self.seconds[WARM:])
 
 
-def measure() -> list[Figure]:
-    spark = session(Spark(master="local[2]", memory="2GiB"), "bench")
-    try:
-        return [*_rates(spark), *_growth(spark), *_closing(spark)]
-    finally:
-        spark.stop()
+def measure(size: Size = Size()) -> list[Figure]:
+    with engine.spark() as spark:
+        return [*_growth(spark, size), *_rates(spark, size), *_closing(spark, size)]
 
 
 def settings(**more: Any) -> Sessions:
@@ -76,44 +91,57 @@ def settings(**more: Any) -> Sessions:
         "by": ["user"],
         "measures": {"total": "sum(amount)"},
         "to": {"topic": "visits"},
+        "state": {"partitions": 2},
     }
     return Sessions.model_validate(written | more)
 
 
-def _rates(spark: SparkSession) -> Iterator[Figure]:
-    with tempfile.TemporaryDirectory() as directory:
-        events = list(_batches(50_000, BATCHES))
-        _write(Path(directory), events)
-        every = [event for batch in events for event in batch]
-        for name, more in WAYS.items():
-            longest = 480 * MINUTE if "maxLength" in more else None
-            whole = sessions(every, 30 * MINUTE, longest)
-            run(spark, settings(**more), Path(directory))  # warm
-            done = run(spark, settings(**more), Path(directory))
-            if done.told != (len(whole), sum(one.total for one in whole)):
-                raise AssertionError(f"{name}: {done.told} are not the oracle's")
-            yield Figure(f"{name}, 50,000 users", done.rate, "events/s", sum(done.rows[2:]))
+def _conf(chosen: Sessions) -> Mapping[str, str]:
+    """As the runner does it."""
+    return {**of_checkpoints("/"), **conf(chosen.state)}
 
 
-def _growth(spark: SparkSession) -> Iterator[Figure]:
-    """Each user comes about once: nearly all of a batch's rows are new state."""
+def _growth(spark: SparkSession, size: Size) -> Iterator[Figure]:
+    """Each event is a new user's, all within 20 minutes: all of them stay."""
     # A snapshot now and then, so that state lies in files whose bytes can be told.
     often = {f"{STATE}minDeltasForSnapshot": "2", f"{STATE}maintenanceInterval": "5s"}
-    for users in GROWTH:
+    batches = size.grown[-1] // size.batch
+    tell(f"state grows to {size.grown[-1]:,} users in {batches} batches")
+    with tempfile.TemporaryDirectory() as directory:
+        _write(Path(directory), _new(batches, size.batch))
+        done = run(spark, settings(), Path(directory), often)
+    for users in size.grown:
+        at = users // size.batch - 1
+        kept, stored = done.state[at]
+        if kept != users:
+            raise AssertionError(f"{kept} sessions of {users} users are kept")
+        rate = done.rows[at] / done.seconds[at]
+        yield Figure(
+            f"growth, the batch of new users up to {users:,}", rate, "events/s", size.batch
+        )
+    yield Figure(f"{kept:,} open sessions, state in files", stored / kept, "bytes/key")
+
+
+def _rates(spark: SparkSession, size: Size) -> Iterator[Figure]:
+    for name, more in WAYS.items():
+        batches = list(_batches(size, size.batches_in_python if more else size.batches))
+        tell(f"{name}: {len(batches)} batches of {size.batch:,} events")
         with tempfile.TemporaryDirectory() as directory:
-            count = max(BATCHES, 2 * users // BATCH)
-            _write(Path(directory), _batches(users, count, span=20 / count))
-            done = run(spark, settings(), Path(directory), often)
-        last = sum(done.rows[-3:]) / sum(done.seconds[-3:])
-        yield Figure(f"{users:,} users, the last three batches", last, "events/s", 3 * BATCH)
-        yield Figure(f"{users:,} users, open sessions", done.state[0], "rows")
-        yield Figure(f"{users:,} users, files of state", done.state[1] / done.state[0], "B/session")
+            _write(Path(directory), [*batches, [Event("end", NOON + 24 * 60 * MINUTE)]])
+            done = run(spark, settings(**more), Path(directory))
+        longest = 480 * MINUTE if "maxLength" in more else None
+        whole = sessions((each for some in batches for each in some), 30 * MINUTE, longest)
+        if done.told != (len(whole), sum(one.total for one in whole)):
+            raise AssertionError(f"{name}: {done.told} are not the oracle's")
+        tell(f"{name}: {len(whole):,} sessions as expected, {sum(done.seconds):.0f} s")
+        yield Figure(f"{name}, {size.users:,} users", done.rate, "events/s", sum(done.rows[WARM:]))
 
 
-def _closing(spark: SparkSession) -> Iterator[Figure]:
+def _closing(spark: SparkSession, size: Size) -> Iterator[Figure]:
     """From the newer event's arrival, whose time is gap + grace after the session's last."""
-    own = of_job(spark, PARTITIONS)
+    own = of_job(spark, _conf(settings()))
     for name, more in list(WAYS.items())[:2]:
+        tell(f"{name}: {size.closings} sessions close, one after the other")
         chosen = settings(**more)
         with tempfile.TemporaryDirectory() as directory:
             fed = Streamed(
@@ -125,8 +153,8 @@ def _closing(spark: SparkSession) -> Iterator[Figure]:
                 mode=job.mode(chosen),
             )
             with fed:
-                waits = [_waited(fed, number) for number in range(CLOSINGS)]
-        yield from times(f"{name}, newer event to closed session", waits[5:])
+                waits = [_waited(fed, number) for number in range(size.closings)]
+        yield from times(f"{name}, beyond gap + grace until it is told", waits[COLD:])
 
 
 def _waited(fed: Streamed, number: int) -> float:
@@ -142,9 +170,9 @@ def _waited(fed: Streamed, number: int) -> float:
 
 
 def run(
-    spark: SparkSession, chosen: Sessions, directory: Path, conf: Mapping[str, str] = {}
+    spark: SparkSession, chosen: Sessions, directory: Path, more: Mapping[str, str] = {}
 ) -> Run:
-    own = of_job(spark, {**PARTITIONS, **conf})
+    own = of_job(spark, {**_conf(chosen), **more})
     told = [0, 0]
 
     def summed(rows: DataFrame, _: int) -> None:
@@ -164,11 +192,11 @@ def run(
         )
         query.awaitTermination()
         done = [each for each in query.recentProgress if each.numInputRows > 1]
-    state = done[-1].stateOperators[0]
+    states = [each.stateOperators[0] for each in done]
     return Run(
         [each.durationMs["triggerExecution"] / 1000 for each in done],
         [each.numInputRows for each in done],
-        (state.numRowsTotal, state.customMetrics["rocksdbSstFileSize"]),
+        [(each.numRowsTotal, each.customMetrics["rocksdbSstFileSize"]) for each in states],
         (told[0], told[1]),
     )
 
@@ -186,28 +214,36 @@ def _events(spark: SparkSession, directory: Path) -> DataFrame:
     return typed.withWatermark("time", "10 minutes")
 
 
-def _batches(users: int, count: int, span: float = 10.0) -> Iterator[list[Event]]:
-    """span: minutes of events in a batch."""
-    some = random.Random(users)
+def _new(count: int, batch: int) -> Iterator[list[Event]]:
+    """Of one more user each, 20 minutes in all."""
+    some = random.Random(0)
     for number in range(count):
-        begin = NOON + round(number * span * MINUTE)
         yield [
-            Event(
-                f"user-{some.randrange(users)}",
-                begin + some.randrange(round(span * MINUTE)) // 1000 * 1000,
-                some.randrange(1000),
-            )
-            for _ in range(BATCH)
+            Event(f"user-{number * batch + n}", NOON + some.randrange(20 * MINUTE) // 1000 * 1000)
+            for n in range(batch)
         ]
 
 
-def _write(directory: Path, batches: Iterator[list[Event]] | Sequence[list[Event]]) -> None:
-    """A file a batch, and one with an event of the next day: all before it closes."""
+def _batches(size: Size, count: int) -> Iterator[list[Event]]:
+    some = random.Random(size.users)
+    for number in range(count):
+        begin = NOON + number * 10 * MINUTE
+        yield [
+            Event(
+                f"user-{some.randrange(size.users)}",
+                begin + some.randrange(10 * MINUTE) // 1000 * 1000,
+                some.randrange(1000),
+            )
+            for _ in range(size.batch)
+        ]
+
+
+def _write(directory: Path, batches: Iterable[Sequence[Event]]) -> None:
+    """A file a batch."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    end = [Event("end", NOON + 24 * 60 * MINUTE)]
-    for number, events in enumerate([*batches, end]):
+    for number, events in enumerate(batches):
         table = pa.table(
             {
                 "value": pa.array([_json(event) for event in events], pa.binary()),

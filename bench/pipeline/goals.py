@@ -1,0 +1,58 @@
+"""What the jobs are to reach on two cores, beside what a run has found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from ..figure import Figure
+from ..results import rounded
+
+
+class Goal(NamedTuple):
+    """Of the figures of a measurement that begin with `begins` and end with `ends`. least: the
+    value is to be at least `bound`, else at most."""
+
+    name: str
+    begins: str
+    bound: float
+    least: bool = False
+    ends: str = ""
+
+    def of(self, name: str, figure: Figure) -> bool:
+        what = figure.what
+        return name == self.name and what.startswith(self.begins) and what.endswith(self.ends)
+
+    def judged(self, value: float) -> str:
+        met = value >= self.bound if self.least else value <= self.bound
+        sign = "at least" if self.least else "at most"
+        return f"{sign} {rounded(self.bound)}: {'met' if met else '**no**'}"
+
+
+GOALS: Sequence[Goal] = (
+    Goal("sessions", "closed, Spark's own, 50,000 users", 15e3, least=True),
+    Goal("join", "join ", 30e3, least=True, ends=", warm"),
+    Goal("enrich", "Redis, 1,000,000 users, all missed", 80e3, least=True),
+    Goal("enrich", "first enriched row", 2),
+    # Of 2 s: the rest is the pause between writes, and the way from the lookup into the row.
+    Goal("enrich", "oldest value used", 2.1),
+    Goal("restart", "query start to first batch, clean, 1,000,000", 6),
+    Goal("restart", "query start to first batch, snapshot truncated", 8),
+    Goal("latency", "micro-batch, stateless, received, p99", 450),
+    Goal("latency", "micro-batch, window count, received, p99", 1000),
+    Goal("latency", "real-time, stateless, received, p99", 50),
+    Goal("exactly_once", "exactly once to plain sink", 0.5, least=True),
+)
+
+
+def judged(name: str, figure: Figure) -> str:
+    """What the goal of a figure is and whether it is met; nothing if it has none."""
+    return "; ".join(goal.judged(figure.value) for goal in GOALS if goal.of(name, figure))
+
+
+def lacking(name: str, figures: Iterable[Figure]) -> Iterator[str]:
+    """Beginnings of figures that there is a goal for, and no figure."""
+    found = list(figures)
+    for goal in GOALS:
+        if goal.name == name and not any(goal.of(name, figure) for figure in found):
+            yield goal.begins

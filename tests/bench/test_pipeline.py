@@ -1,0 +1,72 @@
+"""The measurements of jobs can be asked for, and their figures stand beside goals. None is run:
+that is `python -m bench.pipeline --small`, with Spark."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+from bench import results
+from bench.figure import Figure
+from bench.pipeline import __main__ as bench
+from bench.pipeline import goals
+
+MACHINE = {"date": "2026-03-01T12:00:00+00:00", "cores": 2}
+
+
+@pytest.mark.parametrize("name", bench.MEASUREMENTS)
+def test_every_measurement_takes_the_size_of_a_smoke_run(name):
+    module = import_module(f"bench.pipeline.{name}")
+    inspect.signature(module.measure).bind(module.SMALL)
+
+
+def test_every_goal_is_of_a_measurement():
+    assert {goal.name for goal in goals.GOALS} <= set(bench.MEASUREMENTS)
+
+
+def test_the_table_says_beside_a_figure_whether_its_goal_is_met():
+    measured = {
+        "latency": [
+            Figure("real-time, stateless, received, p99", 93.0, "ms", 25_000),
+            Figure("real-time, stateless, received, p50", 2.0, "ms", 25_000),
+        ],
+        "join": [Figure("join inner, 10 orders and 9 payments, warm", 31e3, "records/s", 19)],
+    }
+    lines = results.table(MACHINE, measured, goals.judged).splitlines()
+    assert lines[4:] == [
+        "| | measured | value | unit | n | goal |",
+        "|---|---|---:|---|---:|---|",
+        "| latency | real-time, stateless, received, p99 | 93 | ms | 25000 | at most 50: **no** |",
+        "|  | real-time, stateless, received, p50 | 2 | ms | 25000 |  |",
+        "| join | join inner, 10 orders and 9 payments, warm | 31,000 | records/s | 19 "
+        "| at least 30,000: met |",
+    ]
+
+
+def test_a_goal_without_its_figure_is_told():
+    assert [*goals.lacking("join", [Figure("one key", 1.0, "s")])] == ["join "]
+    assert not [*goals.lacking("join", [Figure("join left, warm", 1.0, "records/s")])]
+
+
+def test_a_measurement_that_fails_is_told_and_the_others_are_kept(monkeypatch, capsys, tmp_path):
+    def measure(size=None):
+        return [Figure("records", 7.0, "records", 1)]
+
+    def fails(size=None):
+        raise RuntimeError("no Kafka today")
+
+    found = {"join": SimpleNamespace(measure=fails), "sessions": SimpleNamespace(measure=measure)}
+    monkeypatch.setattr(bench, "import_module", lambda name: found[name.rpartition(".")[2]])
+    monkeypatch.setattr(bench, "_versions", dict)
+    monkeypatch.setattr(bench.engine, "end", lambda: None)
+    kept = []
+    monkeypatch.setattr(bench.results, "keep", lambda *args, **_: kept.append(args) or tmp_path)
+    assert bench.main(["--only", "join", "--only", "sessions"]) == 1
+    told = capsys.readouterr()
+    assert "| sessions | records | 7 | records | 1 |" in told.out
+    assert "no Kafka today" in told.err
+    ((_, measured),) = kept
+    assert list(measured) == ["sessions"]
