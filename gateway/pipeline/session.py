@@ -19,6 +19,7 @@ from gateway.errors import PipelineError
 from . import java
 from .checkpoints import local
 from .jars import connector
+from .package import archive
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +81,8 @@ def session(spark: Spark, name: str = "gateway", *, jvm: Sequence[str] = _JVM) -
     for key, value in settings(spark, jars=jars, jvm=jvm).items():
         builder = builder.config(key, value)
     made: SparkSession = builder.getOrCreate()
+    if not submitted() and not spark.master.startswith("local"):
+        made.sparkContext.addPyFile(str(archive()))  # as --py-files of spark-submit
     made.sparkContext.setLogLevel(os.environ.get("GATEWAY_SPARK_LOG", "ERROR"))
     return made
 

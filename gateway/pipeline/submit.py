@@ -1,29 +1,30 @@
 """The command that runs jobs on a cluster: spark-submit, with the connector and this package.
 
-Executors get this package as an archive, so that they run what the driver runs; what it depends on
-(`pip install gateway[pipeline]`) must be there, in the Python that PYSPARK_PYTHON names.
+spark-submit is a JVM that starts the driver's Python. A signal to it would end Spark inside a
+batch, and the driver would hear nothing of it; so we stay, and pass signals on to the driver.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
+import signal
+import subprocess
 import sys
-import zipfile
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
 
 from gateway.config.pipeline import Spark
 from gateway.errors import PipelineError
-from gateway.kafka.local.maven import cached
 
 from . import java
 from .session import settings
 
-PACKAGE = Path(__file__).parents[1]
-_STAMP = (1980, 1, 1, 0, 0, 0)  # the archive depends on its contents only
+DRIVER = "GATEWAY_DRIVER_PID_FILE"
+"""The environment's name of a file: the driver writes its process id there."""
+
 _OWN = {"spark.master", "spark.jars", "spark.driver.memory", "spark.executor.memory"}
 
 
@@ -44,35 +45,56 @@ def command(
     ]
 
 
-def run(line: Sequence[str]) -> NoReturn:
-    """In place of this process. Raises PipelineError: no Java."""
+def run(line: Sequence[str], *, master: str) -> int:
+    """Until it ends: its exit code. SIGTERM and SIGINT have the driver end after its batch.
+
+    Raises PipelineError: no Java.
+    """
     java.found()
     sys.stdout.flush()
-    os.execvpe(line[0], list(line), {"PYSPARK_PYTHON": sys.executable, **os.environ})
+    with tempfile.TemporaryDirectory(prefix="gateway-submit-") as directory:
+        file = Path(directory, "driver")
+        variables = environment(os.environ, master=master) | {DRIVER: str(file)}
+        started: list[subprocess.Popen[bytes]] = []
+        with _passed_on(started, file):
+            # Of its own, so that ^C of a terminal comes to us alone.
+            started.append(subprocess.Popen(line, env=variables, start_new_session=True))
+            status = started[0].wait()
+    return 128 - status if status < 0 else status
 
 
-def archive() -> Path:
-    """This package as a zip, made once for each content."""
-    files = sorted(_files())
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.relative_to(PACKAGE).as_posix().encode() + b"\0" + path.read_bytes())
-    target = cached("submit") / f"gateway-{digest.hexdigest()[:16]}.zip"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_suffix(f".{os.getpid()}")
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as out:
-            for path in files:
-                name = f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"
-                out.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes())
-        part.rename(target)
-    return target
+def environment(given: Mapping[str, str], *, master: str) -> dict[str, str]:
+    """What Spark starts with. PYSPARK_PYTHON is the nodes' Python; the driver's is ours."""
+    ours = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if master.startswith("local"):  # the machine's name may be an address elsewhere
+        ours["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return {**ours, **given}
 
 
-def _files() -> Iterator[Path]:
-    for path in PACKAGE.rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            yield path
+@contextmanager
+def _passed_on(started: Sequence[subprocess.Popen[bytes]], file: Path) -> Iterator[None]:
+    """SIGTERM and SIGINT: to the driver; to spark-submit while there is no driver yet."""
+
+    def heard(number: int, _: object) -> None:
+        for process in started:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    os.kill(_driver(file) or process.pid, number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, heard) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _driver(file: Path) -> int | None:
+    """Its process id, once it runs."""
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None
 
 
 def _spark_submit() -> Path:

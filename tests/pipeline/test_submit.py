@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
+import os
+import signal
+import sys
 from pathlib import Path
 
 from gateway.config.pipeline import Spark
-from gateway.pipeline.submit import archive, command
+from gateway.pipeline.submit import command, environment, run
 
 JARS = [Path("/jars/one.jar"), Path("/jars/two.jar")]
 
@@ -38,20 +40,38 @@ def test_what_has_an_option_of_its_own_is_not_said_twice():
     assert settings == []
 
 
-def test_the_package_is_an_archive_that_depends_on_its_contents_only(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "one"))
-    one = archive()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
-    two = archive()
-    assert one.name == two.name
-    assert one.read_bytes() == two.read_bytes()
-    names = zipfile.ZipFile(one).namelist()
-    assert {"gateway/__init__.py", "gateway/pipeline/jars.sha256"} <= set(names)
-    assert not [name for name in names if "__pycache__" in name or name.startswith("/")]
+def test_nodes_have_the_python_that_is_named_and_the_driver_has_ours():
+    given = {"PYSPARK_PYTHON": "/opt/nodes/python", "HOME": "/home/me"}
+    found = environment(given, master="spark://host:7077")
+    assert found == {**given, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    assert environment({}, master="local[2]")["SPARK_LOCAL_IP"] == "127.0.0.1"
 
 
-def test_every_folder_of_modules_is_a_package():
-    """From an archive Python imports no folder without `__init__.py`."""
-    names = {Path(name) for name in zipfile.ZipFile(archive()).namelist()}
-    folders = {name.parent for name in names if name.suffix == ".py"}
-    assert not [folder for folder in folders if folder / "__init__.py" not in names]
+def test_its_exit_code_is_that_of_spark_submit(monkeypatch):
+    monkeypatch.setattr("gateway.pipeline.java.found", lambda: None)
+    assert run([sys.executable, "-c", "raise SystemExit(3)"], master="local") == 3
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    assert run([sys.executable, "-c", killed], master="local") == 128 + signal.SIGKILL
+
+
+# What stands in for spark-submit: a driver below it, and the words of both when they end.
+DRIVER = """
+import os, pathlib, signal, sys, time
+def end(*_): sys.exit(7)
+signal.signal(signal.SIGTERM, end)
+pathlib.Path(os.environ["GATEWAY_DRIVER_PID_FILE"]).write_text(str(os.getpid()))
+os.kill(int(sys.argv[1]), signal.SIGTERM)
+time.sleep(60)
+"""
+SUBMIT = """
+import subprocess, sys
+sys.exit(subprocess.call([sys.executable, "-c", *sys.argv[1:]]))
+"""
+
+
+def test_a_signal_is_for_the_driver_and_spark_submit_ends_as_it_does(monkeypatch):
+    monkeypatch.setattr("gateway.pipeline.java.found", lambda: None)
+    line = [sys.executable, "-c", SUBMIT, DRIVER, str(os.getpid())]
+    before = signal.getsignal(signal.SIGTERM)
+    assert run(line, master="local") == 7
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -24,8 +24,9 @@ def submit(
     """Run jobs on a Spark cluster, by spark-submit: with the jars of the Kafka connector, this
     package and the settings of the configuration; prints the line first.
 
-    The driver runs here, and reads the configuration here. Nodes need Python with gateway[pipeline]
-    (PYSPARK_PYTHON names it), and checkpoints must be where all of them reach.
+    The driver runs here, and reads the configuration here. Nodes need a Python with what
+    gateway[pipeline] depends on (PYSPARK_PYTHON names it), and checkpoints must be where all of
+    them reach. SIGTERM and ^C end it after the batch that is under way, as they do `run`.
 
     \b
     gateway pipeline submit all -c gateway.yaml --master spark://host:7077
@@ -33,7 +34,8 @@ def submit(
     """
     from gateway.pipeline import check
     from gateway.pipeline.jars import connector
-    from gateway.pipeline.submit import archive, command, run
+    from gateway.pipeline.package import archive
+    from gateway.pipeline.submit import command, run
 
     settings, pipelines = settings_of(config)
     jobs = list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]
@@ -45,5 +47,5 @@ def submit(
     driver = Path(__file__).with_name("driver.py")
     line = command(spark, arguments, driver=driver, jars=connector(), package=archive())
     typer.echo(shlex.join(line))
-    if not only:
-        run(line)
+    if not only and (status := run(line, master=spark.master)):
+        raise typer.Exit(status)

@@ -1,0 +1,143 @@
+"""A Spark cluster of the wheel alone: a master and two workers, processes of this machine.
+
+Its nodes have a Python of their own: with everything that this package depends on, and without
+this package, which a job must bring.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyspark
+from support.needs import need
+
+PATIENCE = 120.0  # s
+LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+
+
+@dataclass
+class SparkCluster:
+    """directory: of its logs, its workers' directories and the nodes' Python."""
+
+    directory: Path
+    workers: int = 2
+    _processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"spark://127.0.0.1:{self._port}"
+
+    @property
+    def python(self) -> Path:
+        return self.directory / "python" / "bin" / "python"
+
+    def start(self) -> None:
+        foreign_python(self.directory / "python")
+        self._port, page = free_port(), free_port()
+        self._page = f"http://127.0.0.1:{page}/json/"
+        master = "org.apache.spark.deploy.master.Master"
+        self._run("master", master, "--port", self._port, "--webui-port", page)
+        _wait(self._state, "the master")
+        for each in range(self.workers):
+            work = self.directory / f"worker-{each}"
+            how = ("--cores", 1, "--memory", "2g", "--port", 0, "--webui-port", 0)
+            kind = "org.apache.spark.deploy.worker.Worker"
+            self._run(work.name, kind, *how, "--work-dir", work, self.url)
+        _wait(lambda: (self._state() or {}).get("aliveworkers") == self.workers, "the workers")
+
+    def close(self) -> None:
+        for process in reversed(self._processes):  # each with its executors
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    def brought(self) -> list[list[str]]:
+        """For each worker, the names of archives of this package that its executors were sent."""
+        works = [self.directory / f"worker-{each}" for each in range(self.workers)]
+        return [sorted({each.name for each in work.rglob("gateway-*.zip")}) for work in works]
+
+    def _run(self, name: str, *words: object) -> None:
+        program = Path(pyspark.__file__).parent / "bin" / "spark-class"
+        variables = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))},
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": LEAN,
+            "SPARK_LOCAL_DIRS": str(self.directory / "local"),
+        }
+        kind, *options = map(str, words)
+        with (self.directory / f"{name}.log").open("wb") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [program, kind, "--host", "127.0.0.1", *options],
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.directory,  # not where this package could be imported from
+                    env=variables,
+                    start_new_session=True,
+                )
+            )
+
+    def _state(self) -> dict[str, Any] | None:
+        with suppress(OSError, ValueError), urllib.request.urlopen(self._page, timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+        return None
+
+
+@contextmanager
+def spark_cluster(directory: Path) -> Iterator[SparkCluster]:
+    """Started, and ended with the block."""
+    need("java17")
+    made = SparkCluster(directory)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def foreign_python(directory: Path) -> None:
+    """Sees the packages of this Python, but nothing that is installed as editable: a path in a
+    .pth file is one to import from, and the .pth files there are not read."""
+    venv.create(directory, symlinks=True, with_pip=False)
+    inside = sysconfig.get_path("purelib", vars={"base": str(directory)})
+    Path(inside, "packages.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    code = "import pyspark, confluent_kafka, importlib.util as u; print(u.find_spec('gateway'))"
+    said = subprocess.run(
+        [directory / "bin" / "python", "-c", code], cwd=directory, capture_output=True, text=True
+    )
+    assert said.stdout == "None\n", said
+    assert sys.executable != str(directory / "bin" / "python")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _wait(met: Any, what: str) -> None:
+    until = time.monotonic() + PATIENCE
+    while not met():
+        assert time.monotonic() < until, f"{what}: not within {PATIENCE:g} s"
+        time.sleep(0.1)
