@@ -236,7 +236,7 @@ def grow(spark: Any, name: str, directory: Path) -> Path:
     for key, value in {"spark.sql.shuffle.partitions": "2", **plant.conf}.items():
         session.conf.set(key, value)
     section = Pipelines(checkpoints=str(directory))
-    with telling(section, ()) as told:
+    with telling(section, (), every=0) as told:
         told.watch(session)
         writer = plant.start(session, directory).queryName(name).outputMode(plant.mode)
         query = writer.option("checkpointLocation", str(directory / "v1")).start()

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer
 from support.brokers import embedded_kafka
 from support.pipelines import wait
+from support.progresses import progress
 
 from bench.pipeline.plant import grow, stream
 from gateway.config.pipelines import Pipelines
@@ -109,6 +110,23 @@ def test_a_job_is_told_to_prometheus_a_topic_the_log_and_the_doctor(
     assert {key for key, _ in records} == {"counts"}
     assert [value["batchId"] for _, value in records] == [0, 1, 2]
     assert records[0][1]["job"] == "counts"
+
+
+def test_tasks_are_looked_at_once_in_a_while(tmp_path: Path):
+    """Not in each batch, and not in one without input; each job for itself."""
+    asked = []
+
+    class Tasks:
+        def of(self, run: str, batch: int) -> None:
+            asked.append((run, batch))
+
+    with telling(Pipelines(checkpoints=str(tmp_path)), (), every=3600) as told:
+        told._tasks = Tasks()  # type: ignore[assignment]
+        for batch in range(4):
+            for job in ("a", "b"):
+                told.took(progress(batch, rows=batch) | {"name": job, "id": job, "runId": job})
+    assert asked == [("a", 1), ("b", 1)]
+    assert [each["batchId"] for each in read(place(str(tmp_path), "a"))] == [0, 1, 2, 3]
 
 
 def test_lines_of_the_log_have_job_query_run_and_batch(

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from statistics import median
 
 from .cause import Cause, Limits, of_batch
-from .reading import Batch, Run, Source
+from .reading import Batch, Run, Source, Work
 
 BEHIND = 3  # batches' worth of records that wait: fewer is what came meanwhile
 STILL = 3  # batches in which the watermark did not move
@@ -56,8 +56,8 @@ def sink(run: Run, limits: Limits) -> Iterator[Cause]:
     """The output takes its time: what its writers say, what the driver does besides Spark's jobs,
     or tasks of the last stage that neither compute nor keep state."""
     noted = [batch.sink for batch in run.full if batch.sink is not None]
-    aside = run.typical(_aside)
-    waits = run.typical(lambda batch: _waits(run, batch))
+    aside = run.of_tasks(_aside)
+    waits = run.of_tasks(lambda batch, work: _waits(run, batch, work))
     cost = median(noted) if noted else max(aside, waits)
     if not limits.exceeded(cost, run.seconds):
         return
@@ -163,21 +163,21 @@ def _idle(run: Run) -> float:
     return max(0.0, median(gaps)) if gaps else 0.0
 
 
-def _aside(batch: Batch) -> float:
-    if batch.work is None or not batch.work.jobs:
+def _aside(batch: Batch, work: Work) -> float:
+    if not work.jobs:
         return 0.0
-    return max(0.0, batch.phases.get("addBatch", 0.0) - batch.work.jobs)
+    return max(0.0, batch.phases.get("addBatch", 0.0) - work.jobs)
 
 
-def _waits(run: Run, batch: Batch) -> float:
+def _waits(run: Run, batch: Batch, work: Work) -> float:
     """A machine with more to do than cores makes every task wait: nothing is told of the sink."""
-    if batch.work is None or batch.work.busy or any(batch.sink is not None for batch in run.full):
+    if work.busy or any(batch.sink is not None for batch in run.full):
         return 0.0
-    last = [each for each in batch.work.stages if each.last]
+    last = [each for each in work.stages if each.last]
     tasks = max((each.tasks for each in last), default=1)
     waited = sum(max(0.0, each.total - each.cpu - each.gc) for each in last)
     state = sum(each.commit + each.update + each.removal for each in batch.operators)
-    return max(0.0, waited - state - batch.work.python) / run.width(tasks)
+    return max(0.0, waited - state - work.python) / run.width(tasks)
 
 
 def _span(batches: list[Batch]) -> float:

@@ -133,7 +133,7 @@ def _idle(run: Run, batch: Batch) -> float:
 def _worst(run: Run, seconds: Callable[[Stage], float]) -> tuple[Stage | None, float]:
     """The stage that costs most, of a batch in which it does so typically."""
     found = []
-    for batch in run.full:
+    for batch in run.looked:
         if batch.work is None or not batch.work.stages:
             continue
         stage = max(batch.work.stages, key=seconds)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from . import flow, partitions, runtime, state
 from .cause import Cause, Limits
-from .reading import Batch, Run
+from .reading import LEAST, Batch, Run
 
 Look: TypeAlias = Callable[[Run, Limits], Iterator[Cause]]
 
@@ -29,7 +29,6 @@ FAULTS: Mapping[str, Look] = {"watermark-stuck": flow.watermark, "late-drops": f
 """What makes results late or wrong, however short batches are."""
 
 NAMES = (*COSTS, "source-behind", *FAULTS)
-LEAST = 3  # batches with input: fewer say nothing
 
 _TASKS = ("skew", "partitions-too-few", "sink-slow", "python", "gc")
 
@@ -81,8 +80,11 @@ def _unseen(run: Run, found: Collection[str]) -> dict[str, str]:
         what = f"needs {LEAST} batches with input after the first two, has {len(run.full)}"
         return dict.fromkeys(NAMES, what)
     unseen: dict[str, str] = {}
-    if not any(batch.work for batch in run.full):
-        unseen |= dict.fromkeys(_TASKS, "needs times of tasks: an event log, or the job's own file")
+    if not run.looked:
+        what = "an event log, or the job's own file"
+        if any(batch.work for batch in run.full):
+            what = f"of {LEAST} batches; a job that runs has them of one in ten seconds"
+        unseen |= dict.fromkeys(_TASKS, f"needs times of tasks: {what}")
     elif any(batch.work and batch.work.busy for batch in run.full) and not any(
         batch.sink is not None for batch in run.full
     ):

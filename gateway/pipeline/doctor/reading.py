@@ -14,6 +14,9 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
+LEAST = 3
+"""Batches: fewer say nothing."""
+
 COLD = 2
 """Batches that are left out after a start: they take 6 to 15 s, for the compiler and the caches."""
 
@@ -117,6 +120,13 @@ class Run:
         return [each for each in self.batches if each.rows > 0]
 
     @property
+    def looked(self) -> Sequence[Batch]:
+        """Those of `full` whose tasks were looked at, the listener does so every ten seconds; none
+        if they are too few."""
+        found = [each for each in self.full if each.work is not None]
+        return found if len(found) >= LEAST else ()
+
+    @property
     def parallel(self) -> int:
         """Cores; if they are not known, as many as were busy with state at least."""
         if self.cores:
@@ -135,8 +145,11 @@ class Run:
 
     def typical(self, of: Callable[[Batch], float]) -> float:
         """The median of batches with input; 0 without any."""
-        found = [of(batch) for batch in self.full]
-        return median(found) if found else 0.0
+        return _median(of, self.full)
+
+    def of_tasks(self, of: Callable[[Batch, Work], float]) -> float:
+        """The median of batches whose tasks are known; 0 without any."""
+        return _median(lambda batch: of(batch, batch.work) if batch.work else 0.0, self.looked)
 
     @property
     def seconds(self) -> float:
@@ -158,6 +171,10 @@ def run(records: Iterable[Mapping[str, Any]], cores: int | None = None) -> Run:
     name = next((each["name"] for each in found if each.get("name")), "query")
     cold = min(COLD, max(0, len(found) - 3)) if found and _begins(found[0]) else 0
     return Run(name, [batch(each) for each in found[cold:]], said[-1] if said else cores)
+
+
+def _median(of: Callable[[Batch], float], batches: Sequence[Batch]) -> float:
+    return median(map(of, batches)) if batches else 0.0
 
 
 def _begins(record: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .cause import Cause, Limits, of_batch
-from .reading import Batch, Operator, Run
+from .reading import Batch, Operator, Run, Work
 
 COLLECTING = 0.15  # of task time
 
@@ -14,10 +14,11 @@ def python(run: Run, limits: Limits) -> Iterator[Cause]:
     """Rows go to Python and back. Without times of tasks: the updates of operators that are known
     to call it, without the state's own part."""
 
-    def seconds(batch: Batch) -> float:
-        if batch.work is not None:
-            tasks = max((each.tasks for each in batch.work.stages), default=1)
-            return max(0.0, batch.work.python / run.width(tasks) - (batch.sink or 0.0))
+    def by_tasks(batch: Batch, work: Work) -> float:
+        tasks = max((each.tasks for each in work.stages), default=1)
+        return max(0.0, work.python - _writers(batch, work)) / run.width(tasks)
+
+    def by_operators(batch: Batch) -> float:
         return sum(
             max(0.0, each.update - each.seconds("rocksdbGetLatency", "rocksdbPutLatency"))
             / run.width(each.partitions)
@@ -25,7 +26,7 @@ def python(run: Run, limits: Limits) -> Iterator[Cause]:
             if in_python(each)
         )
 
-    cost = run.typical(seconds)
+    cost = run.of_tasks(by_tasks) if run.looked else run.typical(by_operators)
     if not limits.exceeded(cost, run.seconds):
         return
     operators = sorted(
@@ -51,6 +52,11 @@ def python(run: Run, limits: Limits) -> Iterator[Cause]:
     )
 
 
+def _writers(batch: Batch, work: Work) -> float:
+    """Seconds, of all tasks, that those of exactly-once output waited in Python for Kafka."""
+    return (batch.sink or 0.0) * max((each.tasks for each in work.stages if each.last), default=1)
+
+
 def in_python(operator: Operator) -> bool:
     return any(each in operator.name.lower() for each in ("python", "pyspark", "pandas"))
 
@@ -58,22 +64,16 @@ def in_python(operator: Operator) -> bool:
 def collector(run: Run, limits: Limits) -> Iterator[Cause]:
     """Tasks stand still while the JVM looks for memory."""
 
-    def seconds(batch: Batch) -> float:
-        if batch.work is None:
-            return 0.0
+    def seconds(_: Batch, work: Work) -> float:
         return sum(
-            each.seconds * min(1.0, each.gc / each.total)
-            for each in batch.work.stages
-            if each.total
+            each.seconds * min(1.0, each.gc / each.total) for each in work.stages if each.total
         )
 
-    def share(batch: Batch) -> float:
-        if batch.work is None:
-            return 0.0
-        total = sum(each.total for each in batch.work.stages)
-        return sum(each.gc for each in batch.work.stages) / total if total else 0.0
+    def share(_: Batch, work: Work) -> float:
+        total = sum(each.total for each in work.stages)
+        return sum(each.gc for each in work.stages) / total if total else 0.0
 
-    cost, part = run.typical(seconds), run.typical(share)
+    cost, part = run.of_tasks(seconds), run.of_tasks(share)
     if part < COLLECTING or not limits.exceeded(cost, run.seconds):
         return
     yield Cause(

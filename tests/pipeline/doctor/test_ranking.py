@@ -190,6 +190,25 @@ class TestSink:
         waits = tasks(stage(0.9, 0.9)) | {"python": 1.8}
         assert names(lambda n: progress(n, tasks=waits, notes={"sink": 0.9})) == ["sink-slow"]
 
+    def test_nor_is_it_when_writers_are_more_than_cores(self):
+        writes = tasks(stage(*[0.5] * 8)) | {"python": 4.0}
+        assert names(lambda n: progress(n, tasks=writes, notes={"sink": 0.6})) == ["sink-slow"]
+
+
+class TestLooks:
+    """A job that runs has the times of tasks of a batch in ten seconds."""
+
+    def test_a_few_are_enough(self):
+        def seldom(n: int) -> dict[str, Any]:
+            return SICK["skew"](n) if n % 4 == 2 else progress(n)
+
+        (cause,) = found(seldom, batches=16).causes
+        assert cause.name == "skew" and cause.seconds == pytest.approx(1.5)
+
+    def test_one_is_not_and_says_so(self):
+        told = found(lambda n: SICK["skew"](n) if n == 5 else progress(n))
+        assert not told.causes and "ten seconds" in told.unseen["skew"]
+
 
 class TestPartitions:
     def test_many_that_have_much_to_do_are_right(self):
