@@ -109,7 +109,8 @@ class Gaps:
         return {keys[key]: found["to"] for key, found in self._ledger.values(keys).items()}
 
     def _tell(self, gaps: Iterable[Gap]) -> None:
-        producer = Transactional(f"{self._query}-gaps", self._ledger.client, self._timeout)
+        ledger = self._ledger
+        producer = Transactional(f"{self._query}-gaps", ledger.client, ledger.topic, self._timeout)
         producer.begin()
         for gap in gaps:
             value = json.dumps(gap.record(self._job), separators=(",", ":"))

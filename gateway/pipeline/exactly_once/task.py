@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import KafkaException
 
@@ -18,7 +20,18 @@ from .producers import Interrupted, Transactional
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OUTCOME = "writer bigint, process string, rows bigint, written boolean"
+OUTCOME = "writer bigint, process string, rows bigint, written boolean, seconds double"
+"""seconds: with Kafka, on the clock; without those in which the rows were waited for."""
+
+
+class Outcome(NamedTuple):
+    """One row of it."""
+
+    writer: int
+    process: str
+    rows: int
+    written: bool
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +58,36 @@ class Task:
 
         context = TaskContext.get()
         assert context is not None
-        yield _outcome(*self.write(context.partitionId(), batches))
+        yield _row(self.write(context.partitionId(), batches))
 
-    def write(self, writer: int, batches: Iterable[pa.RecordBatch]) -> tuple[int, str, int, bool]:
+    def write(self, writer: int, batches: Iterable[pa.RecordBatch]) -> Outcome:
         """All rows and the entry in one transaction, unless they were written before."""
         filled = (batch for batch in batches if batch.num_rows)
         head = next(filled, None)
         if head is None:
-            return writer, self.served.get(writer, ""), 0, False
+            return Outcome(writer, self.served.get(writer, ""), 0, False, 0.0)
+        began = time.monotonic()
         producer = self._producer(writer)
         if producer is None:
             rest = sum(batch.num_rows for batch in filled)  # Spark wants its input to be read
-            return writer, "", head.num_rows + rest, False
+            return Outcome(writer, "", head.num_rows + rest, False, 0.0)
         producer.begin()
+        spent = time.monotonic() - began
+        rows = 0
         try:
-            rows = self._rows(producer, head)
-            rows += sum(self._rows(producer, batch) for batch in filled)
+            for batch in chain((head,), filled):
+                began = time.monotonic()
+                rows += self._rows(producer, batch)
+                spent += time.monotonic() - began
+            began = time.monotonic()
             self._commit(producer, writer)
         except Interrupted:
             raise
         except BaseException:  # a task that is cancelled, rows that cannot be computed
             producer.abort()
             raise
-        return writer, producers.process(), rows, True
+        spent += time.monotonic() - began
+        return Outcome(writer, producers.process(), rows, True, spent)
 
     def _producer(self, writer: int) -> Transactional | None:
         """Ready for this epoch; None where it has been written.
@@ -79,7 +99,7 @@ class Task:
         mine = self.served.get(writer) == producers.process()
         if mine and (found := producers.kept(identity, client, self.plan.generation)):
             return found
-        made = Transactional(identity, client, self.timeout)
+        made = Transactional(identity, client, self.ledger.topic, self.timeout)
         try:
             plan, entry = self.ledger.standing(self.query, writer)
         except KafkaException as error:
@@ -113,11 +133,10 @@ def _headers(found: Iterable[Mapping[str, Any]] | None) -> list[tuple[str, bytes
     return [(each["key"], each["value"]) for each in found or ()]
 
 
-def _outcome(writer: int, process: str, rows: int, written: bool) -> pa.RecordBatch:
+def _row(outcome: Outcome) -> pa.RecordBatch:
     import pyarrow as pa
 
-    columns = {"writer": [writer], "process": [process], "rows": [rows], "written": [written]}
-    return pa.RecordBatch.from_pydict(columns)
+    return pa.RecordBatch.from_pylist([outcome._asdict()])
 
 
 def refusal(text: str) -> PipelineError | None:

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaException
 from gateway.config.pipeline import Output
 from gateway.errors import PipelineError
 
+from .. import progress
 from .ledger import Ledger, opened
 from .plan import Change, Plan, first
 from .producers import MARK, Interrupted, Transactional
@@ -93,7 +94,7 @@ class Writer:
         task = Task(
             query=self._query,
             topic=self._output.topic,
-            ledger=self._ledger,
+            ledger=self.ledger,
             plan=plan,
             epoch=epoch,
             mark=mark,
@@ -105,10 +106,11 @@ class Writer:
         key = rows["key"].cast("binary")
         done = rows.repartition(plan.writers, key).mapInArrow(task, OUTCOME).collect()
         self._served = {each.writer: each.process for each in done if each.process}
+        progress.note(self._query, epoch, sink=max((each.seconds for each in done), default=0.0))
         return sum(each.rows for each in done if each.written)
 
     @cached_property
-    def _ledger(self) -> Ledger:
+    def ledger(self) -> Ledger:
         output = self._output
         return opened(self._beside, output.writers, output.transaction_timeout, self._client)
 
@@ -116,7 +118,7 @@ class Writer:
         """The plan for this epoch: the ledger's, with the number of writers that is wanted as
         soon as that can be changed."""
         wanted = self._output.writers
-        plan = self._plan or self._ledger.plan(self._query)
+        plan = self._plan or self.ledger.plan(self._query)
         if plan is None:
             plan = first(wanted)
             self._register(plan)
@@ -129,20 +131,20 @@ class Writer:
         self._served.clear()
         self._register(change.closing)
         for writer in range(change.plan.writers):
-            Transactional(f"{self._query}-{writer}", self._client, self._timeout)
-        plan = change.settled(self._ledger.entries(self._query, change.plan.writers))
+            self._transactional(str(writer))
+        plan = change.settled(self.ledger.entries(self._query, change.plan.writers))
         if plan != change.closing:
             self._register(plan)
             log.info("%s has %d writers from batch %d on", self._query, plan.writers, change.epoch)
         return plan
 
     def _register(self, plan: Plan) -> None:
-        producer = Transactional(f"{self._query}-plan", self._client, self._timeout)
+        producer = self._transactional("plan")
         producer.begin()
         value = {"generation": plan.generation, "writers": plan.writers}
-        producer.entry(self._ledger.topic, 0, self._query, value)
+        producer.entry(self.ledger.topic, 0, self._query, value)
         producer.commit()
 
-    @property
-    def _timeout(self) -> float:
-        return self._output.transaction_timeout
+    def _transactional(self, name: str) -> Transactional:
+        timeout = self._output.transaction_timeout
+        return Transactional(f"{self._query}-{name}", self._client, self.ledger.topic, timeout)

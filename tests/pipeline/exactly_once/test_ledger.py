@@ -20,7 +20,7 @@ def ledger(kafka: Broker) -> Iterator[Ledger]:
 
 
 def writer(ledger: Ledger, number: int) -> Transactional:
-    return Transactional(f"q-{number}", ledger.client, 30.0)
+    return Transactional(f"q-{number}", ledger.client, ledger.topic, 30.0)
 
 
 def put(ledger: Ledger, producer: Transactional, number: int, epoch: int) -> None:
@@ -55,7 +55,7 @@ def test_what_is_aborted_is_no_entry(ledger: Ledger):
 
 
 def test_a_plan_is_found_beside_entries(ledger: Ledger):
-    producer = Transactional("q-plan", ledger.client, 30.0)
+    producer = Transactional("q-plan", ledger.client, ledger.topic, 30.0)
     producer.begin()
     producer.entry(ledger.topic, 0, "q", {"generation": 3, "writers": 2})
     producer.commit()
