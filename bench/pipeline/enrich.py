@@ -177,10 +177,14 @@ def _written(server: RedisServer) -> Iterator[None]:
     ended, redis = threading.Event(), Redis(Server(server.url, PREFIX, chunk=1))
 
     def write() -> None:
-        while not ended.wait(0.02):
-            redis.store([("now", orjson.dumps({"name": str(time.time()), "tier": 1}))])
+        redis.store([("now", orjson.dumps({"name": str(time.time()), "tier": 1}))])
 
-    thread = threading.Thread(target=write, name="writes to Redis", daemon=True)
+    def again() -> None:
+        while not ended.wait(0.02):
+            write()
+
+    write()
+    thread = threading.Thread(target=again, name="writes to Redis", daemon=True)
     thread.start()
     try:
         yield
