@@ -1,8 +1,13 @@
-"""Records of progress from a file: saved JSON, JSON lines, or Spark's event log."""
+"""Records of progress from a file: saved JSON, JSON lines, or Spark's event log.
+
+A log that Spark still writes is read as far as it goes: of zstd those frames that are complete, one
+is with each of Spark's flushes (the end of a job).
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +15,8 @@ from typing import Any
 from gateway.errors import PipelineError
 
 from .eventlog import records as of_events
+
+log = logging.getLogger(__name__)
 
 _ZSTD = b"\x28\xb5\x2f\xfd"
 
@@ -43,20 +50,37 @@ def queries(records: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
 def _texts(path: Path) -> Iterator[str]:
     """Of a rolled log its files, in the order of their numbers."""
     if not path.is_dir():
-        yield _text(path)
+        yield _text(path, latest=True)
         return
     files = [each for each in path.iterdir() if each.name.startswith("events_")]
-    for each in sorted(files, key=lambda file: int(file.name.split("_")[1])):
-        yield _text(each)
+    files.sort(key=lambda file: int(file.name.split("_")[1]))
+    for each in files:
+        yield _text(each, latest=each is files[-1])
 
 
-def _text(path: Path) -> str:
+def _text(path: Path, latest: bool) -> str:
+    """latest: it may be written at this moment."""
     data = path.read_bytes()
-    if data.startswith(_ZSTD):
-        import cramjam
+    return (_unpacked(path, data, latest) if data.startswith(_ZSTD) else data).decode()
 
-        data = bytes(cramjam.zstd.decompress(data))
-    return data.decode()
+
+def _unpacked(path: Path, data: bytes, latest: bool) -> bytes:
+    import cramjam
+
+    into = cramjam.Buffer()
+    try:
+        cramjam.zstd.decompress_into(data, into)
+    except cramjam.DecompressionError as error:
+        found = bytes(into)
+        found = found[: found.rfind(b"\n") + 1]
+        if not latest or "incomplete" not in str(error):
+            raise PipelineError(f"{path} is damaged: {error}") from None
+        if not found:
+            what = "it is still being written; try again after the job's next batches"
+            raise PipelineError(f"{path} holds nothing complete: {what}") from None
+        log.warning("%s is still being written, or cut off: read as far as it goes", path)
+        return found
+    return bytes(into)
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

@@ -46,6 +46,7 @@ LATENCY: Mapping[str, Rate] = {
 
 FIRST_BATCH = Rate(4.6, "s from the query's start, 1M keys on a local disk; 4M took 4.4", _A)
 START = Rate(11.5, "s to start a process with Spark", _A)
+FIRST_ROW = Rate(9.6, "measured from the query's start, cold JVM", _A)
 REPAIR = Rate(2.7, "s more, when the newest snapshot is damaged", _A)
 STORED = Rate(24.0, "bytes a key on disk, a count each, 4M keys", _A)
 

@@ -233,7 +233,8 @@ def _table(made: Plan) -> None:
     wanted, executors = made.wanted, made["executors"]
     made.add("broadcast: each executor holds", wanted.table, "bytes", "a copy each")
     made.add("broadcast: start", wanted.table / wanted.bandwidth, "s", "table / bandwidth")
-    made.add("Redis: first row", 9.6, "s", "measured, cold JVM; the table is not waited for")
+    first = rates.FIRST_ROW
+    made.add("Redis: first row", first.value, "s", f"{first.what}; the table is not waited for")
     keys = wanted.keys or wanted.events * wanted.staleness
     distinct = min(wanted.events, keys / wanted.staleness) if wanted.staleness else wanted.events
     made.add("Redis: lookups", distinct, "/s", "at most: keys in use / staleness, or all events")

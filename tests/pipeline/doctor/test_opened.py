@@ -105,6 +105,12 @@ def ended(
     }  # fmt: skip
 
 
+def frames(told: Events) -> bytes:
+    """One each: Spark closes one with each flush."""
+    lines = ((json.dumps(each) + "\n").encode() for each in told)
+    return b"".join(bytes(cramjam.zstd.compress(line)) for line in lines)
+
+
 class TestEventLog:
     def test_has_times_of_tasks_beside_progress(self, tmp_path: Path):
         log = tmp_path / "app-1"
@@ -130,6 +136,34 @@ class TestEventLog:
             (log / f"events_{at}_app-1.zstd").write_bytes(bytes(data))
         (batch,) = run(opened(log)).batches
         assert batch.work is not None and len(batch.work.stages) == 2
+
+    def test_that_is_being_written_is_read_as_far_as_it_goes(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ):
+        """The last frame of a compressed one is not closed yet."""
+        more = [*events(), {"Event": "SparkListenerJobStart", "Job ID": 6}]
+        log = tmp_path / "app-1.zstd.inprogress"
+        log.write_bytes(frames(more)[:-5])
+        (batch,) = run(opened(log)).batches
+        assert batch.work is not None and len(batch.work.stages) == 2
+        assert "still being written" in caplog.text
+
+    def test_whose_first_frame_is_not_complete_asks_for_patience(self, tmp_path: Path):
+        log = tmp_path / "app-1.zstd.inprogress"
+        log.write_bytes(frames(events()[:1])[:-5])
+        with pytest.raises(PipelineError, match=r"inprogress holds nothing complete.*try again"):
+            opened(log)
+
+    @pytest.mark.parametrize("where", ["in the middle of the log", "in a frame"])
+    def test_that_is_damaged_is_refused(self, tmp_path: Path, where: str):
+        log = tmp_path / "eventlog_v2_app-1"
+        log.mkdir()
+        whole = frames(events())
+        broken = whole[:-5] if where == "in the middle of the log" else whole[:9] + b"?" * 40
+        (log / "events_1_app-1.zstd").write_bytes(broken)
+        (log / "events_2_app-1.zstd").write_bytes(whole)
+        with pytest.raises(PipelineError, match=r"events_1_app-1\.zstd is damaged"):
+            opened(log)
 
     def test_of_other_work_than_queries_is_refused(self, tmp_path: Path):
         log = tmp_path / "app-1"
