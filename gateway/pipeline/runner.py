@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WITHIN = 60.0  # s for batches to end once we are told to
-_TURN = 0.2  # s between two looks at the queries
+_TURN = 1.0  # s between two looks at the queries; to be told to end is heard at once
 
 
 def run(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh: bool) -> int:
@@ -72,8 +72,7 @@ def _runs(
     from .listener import telling
 
     told = stack.enter_context(telling(pipelines, jobs, _first_client(settings)))
-    place = of_checkpoints(pipelines.checkpoints)
-    sessions = {job.name: of_job(spark, {**place, **profiles.conf(job.state)}) for job in jobs}
+    sessions = {job.name: session_of(spark, pipelines, job) for job in jobs}
     for each in sessions.values():
         told.watch(each)
     stack.callback(damage.Watch(spark).close)
@@ -82,6 +81,12 @@ def _runs(
             _outputs(settings, job)
         _warn(spark, settings, jobs)
     return [_run(sessions[job.name], settings, pipelines, job, stack, fresh) for job in jobs]
+
+
+def session_of(spark: SparkSession, pipelines: Pipelines, job: Job) -> SparkSession:
+    """With what its state and its checkpoint want, and above all what the user does."""
+    place = of_checkpoints(pipelines.checkpoints)
+    return of_job(spark, {**place, **profiles.conf(job.state), **pipelines.spark.conf})
 
 
 def _run(

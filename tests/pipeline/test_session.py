@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from gateway.config.pipeline import Spark
+from gateway.config.pipelines import Pipelines
 from gateway.errors import PipelineError
 from gateway.pipeline import java
 from gateway.pipeline.jars import connector, pinned
+from gateway.pipeline.runner import session_of
 from gateway.pipeline.session import of_checkpoints, of_job, settings
 from gateway.pipeline.versions import SCALA, SPARK
 
@@ -79,6 +81,21 @@ def test_a_setting_of_the_user_beats_ours():
     assert found["spark.ui.enabled"] == "true"
     assert found["spark.driver.memory"] == "2048m"
     assert found["spark.jars"] == "/one.jar,/two.jar"
+
+
+def test_a_setting_of_the_user_beats_that_of_a_jobs_state(spark, tmp_path):
+    repair = "spark.sql.streaming.stateStore.autoSnapshotRepair.enabled"
+    job = {
+        **{"name": "visits", "type": "sessions", "by": ["user"], "to": {"topic": "visits"}},
+        "from": {"topic": "clicks", "value": {"fields": {"user": "string"}}},
+    }
+    asked = {repair: "false", "spark.sql.session.timeZone": "Asia/Tokyo"}
+    for conf in ({}, asked):
+        written = {"checkpoints": str(tmp_path), "jobs": [job], "spark": {"conf": conf}}
+        section = Pipelines.model_validate(written)
+        own = session_of(spark, section, section.jobs[0])
+        ours = {repair: "true", "spark.sql.session.timeZone": "UTC"}
+        assert {key: own.conf.get(key) for key in ours} == ours | conf
 
 
 def test_under_spark_submit_what_belongs_to_its_jvm_is_left_alone():

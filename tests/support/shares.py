@@ -14,6 +14,7 @@ import pytest
 
 BROKERS = ("session_kafka", "session_kafka3", "session_secured")
 SPARK = "session_spark"
+PATIENCE = 600.0  # s for a test that needs Spark; other workers take most of the machine meanwhile
 LONG = ("tests/e2e/", "tests/model/")  # these begin: what is begun last should be short
 
 
@@ -28,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     for item in items:
         item.add_marker(pytest.mark.xdist_group(share(item)))
+        if needs_spark(item) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PATIENCE))
 
 
 def share(item: pytest.Item) -> str:
@@ -36,6 +39,12 @@ def share(item: pytest.Item) -> str:
     if SPARK in needed:
         return SPARK  # also with a broker, which this worker then has for itself
     return next((broker for broker in BROKERS if broker in needed), module)
+
+
+def needs_spark(item: pytest.Item) -> bool:
+    """Also as a process of its own."""
+    marked = any("java17" in mark.args for mark in item.iter_markers("needs"))
+    return marked or SPARK in getattr(item, "fixturenames", [])
 
 
 @pytest.hookimpl(tryfirst=True)

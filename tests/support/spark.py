@@ -14,7 +14,7 @@ import pytest
 from support.needs import need
 
 from gateway.config.pipeline import Spark
-from gateway.pipeline.session import session
+from gateway.pipeline.session import of_checkpoints, session
 
 # First compiler and one collector only: 26 s instead of 22 for ten small tests and the start.
 LEAN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")
@@ -26,6 +26,11 @@ CONF = {
     "spark.sql.streaming.metricsEnabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
+    # A query of a few rows ends before its code would be compiled: 60 s of CPU instead of 78 for
+    # the sessions' tests.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    **of_checkpoints("/"),
 }
 
 
