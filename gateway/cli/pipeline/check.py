@@ -7,9 +7,15 @@ from typing import Annotated
 import typer
 
 from ..commands import CONFIG
-from .options import File, job_of, settings_of
+from .completion import names_or_all
+from .options import File, jobs_of, settings_of
 
-Jobs = Annotated[str, typer.Argument(metavar="[NAME|all]", help="Of a job, or all of them.")]
+Jobs = Annotated[
+    str,
+    typer.Argument(
+        metavar="[NAME|all]", help="Of a job, or all of them.", autocompletion=names_or_all
+    ),
+]
 Offline = Annotated[
     bool, typer.Option("--offline", help="Ask neither Kafka nor registries.", show_default=False)
 ]
@@ -29,7 +35,7 @@ def check(config: File, name: Jobs = "all", offline: Offline = False) -> None:
     from gateway.pipeline import check as rules
 
     settings, pipelines = settings_of(config)
-    jobs = list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]
+    jobs = jobs_of(pipelines, name)
     rules.refuse(config, settings, jobs)
     found = rules.asked(settings, jobs) if not offline else rules.Asked([], [])
     for why in found.unknown:

@@ -11,6 +11,7 @@ import typer
 from gateway.errors import PipelineError
 
 from ..commands import FAILURE
+from .completion import names
 from .options import job_of, settings_of
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 def doctor(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", show_default=False, help="Of a job.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", show_default=False, help="Of a job.", autocompletion=names
+        ),
     ] = None,
     config: Annotated[
         Path | None,

@@ -10,14 +10,27 @@ import typer
 from gateway.errors import PipelineError
 
 from ..run import File
+from .completion import names, names_or_all
 
 if TYPE_CHECKING:
     from gateway.config import Pipelines, Settings
     from gateway.config.pipeline import Job
 
-__all__ = ["AsJson", "File", "Name", "job_of", "settings_of"]
+__all__ = ["AsJson", "File", "Jobs", "Name", "job_of", "jobs_of", "settings_of"]
 
-Name = Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="Of a job.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", show_default=False, help="Of a job.", autocompletion=names),
+]
+Jobs = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|all",
+        show_default=False,
+        help="Of a job, or all of them.",
+        autocompletion=names_or_all,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="A JSON object for each line.")]
 
 
@@ -40,3 +53,8 @@ def job_of(pipelines: Pipelines, name: str) -> Job:
         near = nearest(name, [job.name for job in pipelines.jobs], "see `gateway pipeline list`")
         raise PipelineError(f"there is no job '{name}'; {near}")
     return found
+
+
+def jobs_of(pipelines: Pipelines, name: str) -> list[Job]:
+    """One, or `all`. Raises PipelineError, with the nearest one there is."""
+    return list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]

@@ -6,11 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .options import File, job_of, settings_of
+from .options import File, Jobs, jobs_of, settings_of
 
-Jobs = Annotated[
-    str, typer.Argument(metavar="NAME|all", show_default=False, help="Of a job, or all of them.")
-]
 Fresh = Annotated[
     bool,
     typer.Option(
@@ -35,9 +32,10 @@ def run(name: Jobs, config: File, fresh: Fresh = False) -> None:
     from gateway.telemetry import logs
 
     settings, pipelines = settings_of(config)
-    jobs = list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]
+    jobs = jobs_of(pipelines, name)
     configured = settings.telemetry.logs
-    logs.configure(configured.format, configured.level, configured.levels)
+    levels = {str(room): str(level) for room, level in configured.levels.items()}
+    logs.configure(configured.format, configured.level, levels)
     check.refuse(config, settings, jobs)
     if status := run_jobs(settings, pipelines, jobs, fresh=fresh):
         raise typer.Exit(status)

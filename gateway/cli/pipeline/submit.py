@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from .options import File, job_of, settings_of
-from .run import Fresh, Jobs
+from .options import File, Jobs, jobs_of, settings_of
+from .run import Fresh
 
 Master = Annotated[
     str | None,
@@ -38,7 +38,7 @@ def submit(
     from gateway.pipeline.submit import command, run
 
     settings, pipelines = settings_of(config)
-    jobs = list(pipelines.jobs) if name == "all" else [job_of(pipelines, name)]
+    jobs = jobs_of(pipelines, name)
     check.refuse(config, settings, jobs)
     spark = pipelines.spark
     if master is not None:
