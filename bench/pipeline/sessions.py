@@ -45,19 +45,20 @@ WAYS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Size:
-    """batch: events. batches: of Spark's own sessions, and of those in Python. grown: users,
-    each with an event, at which the growing state is looked at. closings: sessions."""
+    """batch, batches: of Spark's own sessions; in_python: of the others. grown: users, each with
+    an event, at which the growing state is looked at. closings: sessions."""
 
     users: int = 50_000
     batch: int = 100_000
     batches: int = 6
-    batches_in_python: int = 4
-    grown: Sequence[int] = (100_000, 500_000, 1_000_000)
-    closings: int = 20
+    in_python: tuple[int, int] = (50_000, 4)
+    grown: Sequence[int] = (200_000, 500_000, 1_000_000)
+    closings: int = 15
 
 
-SMALL = Size(users=1_000, batch=2_000, batches=3, batches_in_python=3, grown=(2_000, 6_000),
-    closings=6)  # fmt: skip
+SMALL = Size(
+    users=1_000, batch=2_000, batches=3, in_python=(2_000, 3), grown=(2_000, 6_000), closings=6
+)
 STATE = "spark.sql.streaming.stateStore."
 WARM = 2  # batches that are the compiler's
 COLD = 5  # sessions that close while it is still at work
@@ -124,8 +125,9 @@ def _growth(spark: SparkSession, size: Size) -> Iterator[Figure]:
 
 def _rates(spark: SparkSession, size: Size) -> Iterator[Figure]:
     for name, more in WAYS.items():
-        batches = list(_batches(size, size.batches_in_python if more else size.batches))
-        tell(f"{name}: {len(batches)} batches of {size.batch:,} events")
+        batch, count = size.in_python if more else (size.batch, size.batches)
+        batches = list(_batches(size.users, batch, count))
+        tell(f"{name}: {count} batches of {batch:,} events")
         with tempfile.TemporaryDirectory() as directory:
             _write(Path(directory), [*batches, [Event("end", NOON + 24 * 60 * MINUTE)]])
             done = run(spark, settings(**more), Path(directory))
@@ -224,17 +226,17 @@ def _new(count: int, batch: int) -> Iterator[list[Event]]:
         ]
 
 
-def _batches(size: Size, count: int) -> Iterator[list[Event]]:
-    some = random.Random(size.users)
+def _batches(users: int, size: int, count: int) -> Iterator[list[Event]]:
+    some = random.Random(users)
     for number in range(count):
         begin = NOON + number * 10 * MINUTE
         yield [
             Event(
-                f"user-{some.randrange(size.users)}",
+                f"user-{some.randrange(users)}",
                 begin + some.randrange(10 * MINUTE) // 1000 * 1000,
                 some.randrange(1000),
             )
-            for _ in range(size.batch)
+            for _ in range(size)
         ]
 
 
