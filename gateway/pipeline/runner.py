@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WITHIN = 60.0  # s for batches to end once we are told to
-_TURN = 1.0  # s between two looks at the queries; to be told to end is heard at once
+TURN = 1.0  # s between two looks at the queries; to be told to end is heard at once
 
 
 def run(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh: bool) -> int:
@@ -45,14 +45,14 @@ def run(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh:
     0: all ended as they should, or we were told to end; 1: at least one failed, as the log says.
     Raises PipelineError: Spark cannot be started.
     """
-    with _told_to_end() as told, ExitStack() as stack:
+    with told_to_end() as told, ExitStack() as stack:
         spark = session(pipelines.spark, f"gateway-{settings.name}")
         if not submitted():
             stack.callback(spark.stop)
         signals_are_ours(told)
         runs = _runs(spark, settings, pipelines, jobs, stack, fresh)
         try:
-            _turns(runs, told)
+            turns(runs, told)
         finally:
             end(runs)
     failed = [each for each in runs if each.reason is not None]
@@ -164,11 +164,11 @@ def _warn(spark: SparkSession, settings: Settings, jobs: Sequence[Job]) -> None:
         log.warning("%s: %d, and there are %d; set spark.master", what, needed, cores)
 
 
-def _turns(runs: Sequence[Run], told: threading.Event) -> None:
+def turns(runs: Sequence[Run], told: threading.Event) -> None:
     while not told.is_set() and not all(each.done for each in runs):
         for each in runs:
             each.look()
-        told.wait(_TURN)
+        told.wait(TURN)
 
 
 def end(runs: Sequence[Run], within: float = WITHIN) -> None:
@@ -184,7 +184,7 @@ def end(runs: Sequence[Run], within: float = WITHIN) -> None:
 
 
 @contextmanager
-def _told_to_end() -> Iterator[threading.Event]:
+def told_to_end() -> Iterator[threading.Event]:
     """Set by SIGTERM and SIGINT; a second one ends without waiting."""
     told = threading.Event()
     numbers = (signal.SIGTERM, signal.SIGINT)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+
 import pytest
 
 from gateway.config.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineError
-from gateway.pipeline import failures
+from gateway.pipeline import failures, runner
 from gateway.pipeline.failures import Cause
 from gateway.pipeline.run import STEADY, Run
-from gateway.pipeline.runner import end
+from gateway.pipeline.runner import end, told_to_end, turns
 
 VALUE = {"fields": {"user": "string"}}
 JOB = Sessions.model_validate(
@@ -137,3 +141,14 @@ def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
     world.queries[1].busy = 10**9
     end([other], within=0)
     assert world.queries[1].stopped
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_heard_between_two_looks_at_the_jobs(world, monkeypatch, number):
+    monkeypatch.setattr(runner, "TURN", 1e6)  # s
+    job = Run(JOB, world.start)
+    with told_to_end() as told:
+        threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+        turns([job], told)
+    assert world.queries
+    assert not job.done
