@@ -24,9 +24,9 @@ from typing import Any
 
 import pyspark
 from support.needs import need
+from support.pipeline_process import LEAN
 
 PATIENCE = 120.0  # s
-LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 
 
 @dataclass
