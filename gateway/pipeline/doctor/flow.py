@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import ceil
 from statistics import median
 
 from .cause import Cause, Limits, of_batch
@@ -58,7 +59,7 @@ def sink(run: Run, limits: Limits) -> Iterator[Cause]:
     noted = [batch.sink for batch in run.full if batch.sink is not None]
     aside = run.of_tasks(_aside)
     waits = run.of_tasks(lambda batch, work: _waits(run, batch, work))
-    cost = median(noted) if noted else max(aside, waits)
+    cost = median(noted) * _turns(run) if noted else max(aside, waits)
     if not limits.exceeded(cost, run.seconds):
         return
     if noted:
@@ -161,6 +162,12 @@ def _idle(run: Run) -> float:
         if later.id == sooner.id + 1
     ]
     return max(0.0, median(gaps)) if gaps else 0.0
+
+
+def _turns(run: Run) -> int:
+    """How often the cores are taken by writers that wait: there may be more of these."""
+    tasks = run.of_tasks(lambda _, work: max((s.tasks for s in work.stages if s.last), default=1))
+    return ceil(tasks / run.width(int(tasks))) if tasks else 1
 
 
 def _aside(batch: Batch, work: Work) -> float:

@@ -11,7 +11,9 @@ from .reading import Batch, Run, Stage
 SKEWED = 2.0  # times what the others take
 MANY = 4  # tasks a core: with more, what each costs by itself counts
 SMALL = 20_000  # rows of a task: with more it has enough to do
-SCHEDULING = 0.008  # s of a task that does nothing, local; measured with 200 partitions, 2 cores
+SCHEDULING = 0.008
+"""s of a task besides its stores': 60 tasks on two busy cores cost 8 to 15 ms each outside of their
+own time, and as much within (tests/pipeline/doctor/runs/partitions-too-many); the least of it."""
 
 
 def too_many_from(run: Run) -> int:
