@@ -79,7 +79,7 @@ reactive: setup ## the reactive consumer with its back end away; SECONDS=300 REC
 	GATEWAY_REACTIVE_AWAY=$(or $(SECONDS),10) GATEWAY_REACTIVE_RECORDS=$(or $(RECORDS),10000) \
 	  $(BIN)/python -m pytest tests/e2e/test_sidecar_reactive.py -q -s --timeout 0 $(ARGS)
 
-kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join
+kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join|enrich
 	GATEWAY_KILLS=$(or $(KILLS),5) GATEWAY_KILLS_RECORDS=$(or $(RECORDS),200000) \
 	  GATEWAY_KILLS_JOB=$(or $(JOB),query) \
 	  $(BIN)/python -m pytest tests/pipeline/test_kills.py tests/pipeline/exactly_once/test_faults.py -q -s --timeout 0 $(ARGS)

@@ -156,12 +156,12 @@ class Input(Section):
     on_invalid: Literal["skip", "fail", "dead-letter"] = Field(
         default="dead-letter",
         description="What becomes of values that are none of the model; dead-letter sends them to "
-        "<topic>.dlq. For topics of many writers.",
+        "<topic>.dlq (at-least-once: only if it is written). For topics of many writers.",
     )
     late: Literal["skip", "topic"] = Field(
         default="topic",
         description="What becomes of events beyond the watermark; topic sends them to "
-        "<topic>.late. For windows, sessions and joins.",
+        "<topic>.late (at-least-once: only if it is written). For windows, sessions and joins.",
     )
 
 

@@ -20,7 +20,7 @@ from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnav
 from . import fields, schemas, topics, types
 from .connect import cluster_of, spark_options
 from .jobs import inputs, output
-from .query import module_of, read
+from .query import asked_beside, module_of, read
 
 Way = tuple[str | int, ...]
 Columns = Mapping[str, Mapping[str, str]]
@@ -102,8 +102,10 @@ def _of_job(job: Job, derived: Columns) -> Iterator[Found]:
             )
     module = module_of(job)
     yield from (_placed(text) for text in module.problems(job, columns))
-    if job.trigger == "realtime" and (why := module.realtime(job)):
-        yield Found(("trigger",), f"realtime is not for this job: {why}")
+    if job.trigger == "realtime":
+        if why := module.realtime(job):
+            yield Found(("trigger",), f"realtime is not for this job: {why}")
+        yield from _untold(job)
 
 
 def _input(job: Job, input: Input) -> Iterator[Found]:
@@ -120,6 +122,13 @@ def _input(job: Job, input: Input) -> Iterator[Found]:
         yield Found(("value",), what)
     if value.model == "string" and value.fields:
         yield Found(("value", "fields"), "model string has one column, 'value'; remove fields")
+
+
+def _untold(job: Job) -> Iterator[Found]:
+    for name, input in read(job).items():
+        for option in asked_beside(input):
+            what = "in real-time mode no such records are told; remove it, or take another trigger"
+            yield Found((*_way(job, name), Input.model_fields[option].alias or option), what)
 
 
 def _time(input: Input, columns: Mapping[str, str]) -> Iterator[Found]:

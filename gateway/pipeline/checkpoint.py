@@ -26,11 +26,17 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 
 
 class Batch(NamedTuple):
-    """Its range of offsets, by source."""
+    """start, end: its range of offsets, by source.
+
+    held: what its events are held against: the watermark of the batch before, in ms of event time;
+    0 for none. (Since operators may follow each other, Spark ends windows by a batch's own
+    watermark and drops events by the one before.)
+    """
 
     number: int
     start: tuple[Offsets, ...]
     end: tuple[Offsets, ...]
+    held: int
 
 
 class Checkpoint:
@@ -63,23 +69,16 @@ class Checkpoint:
     def batch(self, number: int) -> Batch:
         """The ranges of a batch. Raises PipelineError where Spark forgot it."""
         ends = self._ends(number)
-        starts = self._ends(number - 1) if number else self._first()
-        starts = starts or tuple({} for _ in ends)
-        return Batch(number, starts, ends)
-
-    def late_watermark(self, number: int) -> int:
-        """What events of a batch are held against: the watermark of the batch before, in ms of
-        event time; 0 for none. (Since operators may follow each other, Spark ends windows by a
-        batch's own watermark and drops events by the one before.)"""
-        return int(self._head(number - 1).get("batchWatermarkMs", 0)) if number else 0
+        if number == 0:
+            return Batch(number, self._first() or tuple({} for _ in ends), ends, 0)
+        head, *before = self._lines(number - 1)
+        starts = tuple(_offsets(line) for line in before)
+        return Batch(number, starts, ends, int(_object(head).get("batchWatermarkMs", 0)))
 
     def mark(self, number: int) -> str:
         """Sixteen digits that differ for two ranges under one number; "" where there is none."""
         text = self._text(f"offsets/{number}")
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
-
-    def _head(self, number: int) -> Mapping[str, Any]:
-        return _object(self._lines(number)[0])
 
     def _ends(self, number: int) -> tuple[Offsets, ...]:
         return tuple(_offsets(line) for line in self._lines(number)[1:])

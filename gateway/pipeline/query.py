@@ -23,6 +23,8 @@ from .state import damage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from .exactly_once.beside import Beside
+
 REALTIME_CHECKPOINTS = "5 minutes"
 """How often a query in real-time mode notes how far it is: what a restart may repeat."""
 
@@ -97,7 +99,7 @@ def _writer(
         return tables["from"].writeStream.outputMode(mode).foreachBatch(batch)
     rows = _built(job, tables, place)
     encoded = records.encoded(rows, to, records.keys(job), settings.catalogs)
-    if to.guarantee == "at-least-once" and not again:
+    if to.guarantee == "at-least-once" and not (again or _told(job)):
         sink = encoded.writeStream.format("kafka").options(**_sink(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
     return encoded.writeStream.outputMode(mode).foreachBatch(put)
@@ -131,39 +133,74 @@ def _nowhere(rows: DataFrame, _: int) -> None:
 
 
 def _put(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Batch:
-    """How encoded rows of a batch get into Kafka."""
+    """How encoded rows of a batch get into Kafka. What is beside them first: gaps, and what
+    batches before left out."""
     kafka = cluster_of(settings.clusters, to.kafka)
-    if to.guarantee == "exactly-once":
-        return _once(spark, job, to, settings, place)
-    options = _sink(to, kafka)
-
-    def put(rows: DataFrame, _: int) -> None:
-        rows.write.format("kafka").options(**options).save()
-
-    return put
-
-
-def _once(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Batch:
-    """What is beside the rows first: gaps, and what the batch before left out."""
-    from .exactly_once import Writer
-    from .exactly_once.beside import Beside, counted
-    from .exactly_once.side import of_job
-
-    held, module = Checkpoint(place.location, spark), module_of(job)
-    known = counted(lambda: next((q for q in spark.streams.active if q.name == job.name), None))
-    late = {name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")}
-    beside = Beside(
-        spark, job.name, place.query, read(job), to, settings, held, late=late, counted=known
-    )
-    writer = Writer(
-        place.query, to, client(cluster_of(settings.clusters, to.kafka)), checkpoint=held
-    )
+    once = to.guarantee == "exactly-once"
+    write = _once(spark, to, kafka, place) if once else _appending(_sink(to, kafka))
+    if not (once or _told(job)):
+        return write
+    beside = _beside(spark, job, to, settings, place)
 
     def put(rows: DataFrame, epoch: int) -> None:
         beside.before(epoch)
-        writer(rows, epoch)
+        write(rows, epoch)
 
     return put
+
+
+def _once(spark: SparkSession, to: Output, kafka: Kafka, place: Place) -> Batch:
+    from .exactly_once import Writer
+
+    held = Checkpoint(place.location, spark)
+    writer = Writer(place.query, to, client(kafka), checkpoint=held)
+
+    def write(rows: DataFrame, epoch: int) -> None:
+        writer(rows, epoch)
+
+    return write
+
+
+def _appending(options: Mapping[str, str]) -> Batch:
+    def write(rows: DataFrame, _: int) -> None:
+        rows.write.format("kafka").options(**options).save()
+
+    return write
+
+
+def _told(job: Job) -> bool:
+    """Does this job, at least once, tell what is beside its rows? It costs a callback of Python a
+    batch, so it has to be asked for."""
+    return job.trigger != "realtime" and any(asked_beside(each) for each in read(job).values())
+
+
+def asked_beside(input: Input) -> list[str]:
+    """Options that are set to have records of their own told."""
+    told = {"late": "topic", "on_invalid": "dead-letter", "on_data_loss": "gap"}
+    return [
+        name
+        for name, value in told.items()
+        if name in input.model_fields_set and getattr(input, name) == value
+    ]
+
+
+def _beside(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Beside:
+    from .exactly_once.beside import Beside, counted
+    from .exactly_once.side import of_job
+
+    module = module_of(job)
+    return Beside(
+        spark,
+        job.name,
+        place.query,
+        read(job),
+        to,
+        settings,
+        Checkpoint(place.location, spark),
+        late={name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")},
+        counted=counted(lambda: spark.streams.get(place.query)),
+        retained=job.state.retain,
+    )
 
 
 def _sink(to: Output, kafka: Kafka) -> dict[str, str]:

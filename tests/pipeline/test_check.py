@@ -138,3 +138,21 @@ def test_without_java_nothing_but_running_is_lost(written, tmp_path):
         assert done.returncode == status, done.stderr
     assert "Spark 4.2.0 needs Java 17, and" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_records_that_real_time_mode_does_not_tell_are_not_asked_for(written):
+    query = """\
+    - name: rich-clicks
+      type: query
+      trigger: realtime
+      tables: {clicks: {topic: clicks, value: {fields: {user: string}}, %s}}
+      sql: SELECT user FROM clicks
+      to: {topic: few, guarantee: at-least-once}
+    - name: again
+"""
+    asked = written(("    - name: again\n", query % "onInvalid: dead-letter"))
+    found = invoke("check", "-c", asked, "--offline")
+    assert found.exit_code == 78
+    assert "tables.clicks.onInvalid: in real-time mode no such records are told" in found.stderr
+    path = written(("    - name: again\n", query % "onInvalid: skip"))
+    assert invoke("check", "-c", path, "--offline").exit_code == 0

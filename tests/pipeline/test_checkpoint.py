@@ -54,7 +54,7 @@ def test_late_events_are_held_against_the_watermark_of_the_batch_before(
     checkpoint: Checkpoint, tmp_path: Path
 ):
     write(tmp_path / "offsets" / "2", offsets(90_000, {"0": 150, "1": 90}))
-    assert [checkpoint.late_watermark(number) for number in range(3)] == [0, 0, 60_000]
+    assert [checkpoint.batch(number).held for number in range(3)] == [0, 0, 60_000]
 
 
 def test_a_new_directory_has_nothing(tmp_path: Path):

@@ -1,7 +1,7 @@
 """A job whose whole process tree is killed writes every row once: nothing lost, nothing twice.
 
-Small here. `make kills RECORDS=200000 KILLS=5 JOB=query` is the large form, of any kind of job that
-needs nothing beside Kafka. The number of writers changes with each start.
+Small here. `make kills RECORDS=200000 KILLS=5 JOB=query` is the large form, of any kind of job:
+query, sessions, aggregate, join, enrich. The number of writers changes with each start.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from support.brokers import Broker
 from support.pipelines import Killed, Output, Story, kill_at
 
 from gateway.config import Kafka, loads
+from gateway.config.pipelines import Broadcast, Enrich
 from gateway.core.record import TopicPartition
 from gateway.pipeline import output as encoding
 from gateway.pipeline import query, source
-from gateway.pipeline.jobs import inputs
+from gateway.pipeline.connect import spark_options
+from gateway.pipeline.jobs import enrich, inputs
+from gateway.pipeline.tables import broadcast
 
 RECORDS = int(os.environ.get("GATEWAY_KILLS_RECORDS", "20000"))
 KILLS = int(os.environ.get("GATEWAY_KILLS", "1"))
@@ -49,10 +52,13 @@ def settings(kind: str, clicks: str, payments: str, to: str) -> dict[str, Any]:
         }
         job["to"]["key"] = ["user"]
     elif kind == "sessions":
-        job |= {"from": read, "by": ["user"], "gap": "1m", "measures": {"total": "sum(amount)"}}
+        job |= {"from": read, "by": ["user"], "gap": "15s", "measures": {"total": "sum(amount)"}}
     elif kind == "aggregate":
         job |= {"from": read, "by": ["user"], "window": {"size": "10s"}}
         job["measures"] = {"total": "sum(amount)", "events": "count(*)"}
+    elif kind == "enrich":
+        table = {"kind": "broadcast", "topic": payments, "fields": {"name": "string"}}
+        job |= {"from": read, "on": "user", "table": table}
     else:
         value = {"fields": {"of": "bigint", "paid": "timestamp_ms"}}
         right = {**read, "topic": payments, "time": "paid", "value": value}
@@ -72,9 +78,13 @@ def events(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def fill(servers: list[str], clicks: str, payments: str) -> None:
     producer = Producer({"bootstrap.servers": ",".join(servers), "linger.ms": 20})
+    if JOB == "enrich":
+        for number in range(400):  # of 500
+            name = json.dumps({"name": f"name {number}"})
+            producer.produce(payments, name, f"user-{number}", partition=number % PARTITIONS)
     for number, (user, event) in enumerate(events(RECORDS)):
         producer.produce(clicks, json.dumps(event), user, partition=number % PARTITIONS)
-        if number % 3:
+        if number % 3 and JOB != "enrich":
             paid = {"of": number, "paid": event["at"] + 30_000}
             producer.produce(payments, json.dumps(paid), partition=number % PARTITIONS)
         producer.poll(0)
@@ -82,8 +92,9 @@ def fill(servers: list[str], clicks: str, payments: str) -> None:
     for partition in range(PARTITIONS):
         event = {"id": -1, "user": "end", "at": last, "amount": 0}
         producer.produce(clicks, json.dumps(event), "end", partition=partition)
-        paid = {"of": -2, "paid": last}
-        producer.produce(payments, json.dumps(paid), partition=partition)
+        if JOB != "enrich":
+            paid = {"of": -2, "paid": last}
+            producer.produce(payments, json.dumps(paid), partition=partition)
     producer.flush(60)
 
 
@@ -100,6 +111,8 @@ def expected(spark: Any, story: Story) -> Counter[tuple[bytes | None, bytes | No
             for partition in range(PARTITIONS)
         }
         tables[name] = source.read_range(spark, each, kafka, {}, ranges)
+    if isinstance(job, Enrich) and isinstance(job.table, Broadcast):
+        tables[enrich.TABLE] = broadcast.latest(job.table, spark, spark_options(kafka))
     rows = encoding.encoded(query.module_of(job).build(job, tables), job.to, encoding.keys(job))
     return Counter((_bytes(row.key), _bytes(row.value)) for row in rows.collect())
 
@@ -131,7 +144,7 @@ def test_a_job_killed_at_random_moments_writes_each_row_once(
     killed: list[Killed] = []
     try:
         for count in range(KILLS):
-            with story.running() as run:
+            with story.running(writers=WRITERS[count % 3]) as run:
                 killed.append(kill_at(run, output, seed, inside=count % 2 == 0))
         story.finish(writers=WRITERS[KILLS % 3])
         committed = without_ends(output.committed())

@@ -1,27 +1,33 @@
 """What a job tells beside its rows: gaps of its inputs, its late and its undecodable records.
 
-Gaps are looked for before each batch. Late and undecodable records of a batch are looked for
-when the next one begins, because only then progress says if there are any; of the last batch of a
-process it says nothing to the next process, which looks. All of it is written once.
+Gaps are looked for before each batch. Late and undecodable records are looked for in several
+batches at a time, by one job of Spark each `EVERY` seconds at most, because one for each batch
+takes as long as a small batch itself; and only where progress said that there are any. How far was
+looked is in the ledger. So the next process, to which progress says nothing, looks at the batches
+that are left, before its first. All of it is written once.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.config.pipeline import Input, Output
 from gateway.config.settings import Settings
+from gateway.errors import PipelineError
 from gateway.telemetry import catalog
 
 from .. import counts, topics
-from ..checkpoint import Checkpoint, Offsets
+from ..checkpoint import Batch, Checkpoint, Offsets
 from ..connect import client, cluster_of
 from .gaps import Gaps
-from .ledger import opened
-from .side import Late, Side, topic_of
+from .ledger import Ledger, opened
+from .producers import Interrupted, Transactional
+from .side import Kind, Late, Side, topic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,8 +38,20 @@ Counts = Callable[[int], Mapping[str, int] | None]
 """Of a batch by its number: `late` rows, and `invalid` ones by input; None where unknown."""
 
 
+EVERY = 10.0  # s
+MOST = 50  # batches
+
+
+class Part(NamedTuple):
+    """A batch whose rows are written, and what is known of it."""
+
+    batch: Batch
+    known: Mapping[str, int] | None
+
+
 class Beside:
-    """inputs: by name. late: the job's predicate of an input, for those that have one."""
+    """inputs: by name. late: the job's predicate of an input, for those that have one. retained:
+    batches whose offsets are kept, for the next process. clock: seconds of any monotonic one."""
 
     def __init__(
         self,
@@ -47,6 +65,8 @@ class Beside:
         *,
         late: Mapping[str, Late],
         counted: Counts,
+        retained: int = 100,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
         self._checkpoint = checkpoint
@@ -69,35 +89,111 @@ class Beside:
                 settings.catalogs,
             )
             for name, each in inputs.items()
+            if each.on_invalid == "dead-letter" or (name in late and each.late == "topic")
         }
         self._gaps: dict[str, Gaps] = {}
         self._kept = ExitStack()
+        self._parts: list[Part] = []
+        self._under_way: Batch | None = None
+        self._teller: Transactional | None = None
+        self._most = min(MOST, max(1, retained - 1))
+        self._clock = clock
+        self._looked = -1.0  # when; before the first time, anything is due
 
     def before(self, epoch: int) -> None:
         """Called when a batch begins, before it is read. Raises PipelineError."""
-        if epoch:
-            self.rest(epoch - 1)
-        for part in self._checkpoint.batch(epoch).start:
+        batch = self._checkpoint.batch(epoch)
+        if self._sides:
+            self._written(epoch)
+        self._under_way = batch
+        for part in batch.start:
             self._lacking(part)
-
-    def rest(self, epoch: int) -> None:
-        """Late and undecodable records of a batch whose rows are written."""
-        known = self._counted(epoch)
-        for name, side in self._sides.items():
-            if side.input.on_invalid == "dead-letter" and (known is None or known.get(name)):
-                self._sent(name, "dlq", side.invalid(epoch), None)
-            late = self._late.get(name)
-            if late and side.input.late == "topic" and (known is None or known.get("late")):
-                self._sent(name, "late", side.late(epoch, late), known)
 
     def close(self) -> None:
         self._kept.close()
 
-    def _sent(self, name: str, kind: Any, count: int, known: Mapping[str, int] | None) -> None:
-        topic = topic_of(self._inputs[name].topic, kind)
-        if count:  # Spark counts rows behind its first aggregation: often fewer
-            dropped = "unknown" if known is None else str(known.get("late", 0))
-            log.info("%s: %d records to %s; late by Spark: %s", self._job, count, topic, dropped)
+    def _written(self, epoch: int) -> None:
+        """All batches before this one are."""
+        first = self._under_way is None
+        if first:
+            self._parts = self._left(epoch)
+        elif self._under_way is not None and self._under_way.number == epoch - 1:
+            self._parts.append(Part(self._under_way, self._counted(epoch - 1)))
+        since = self._clock() - self._looked
+        if first or since >= EVERY or len(self._parts) >= self._most:
+            self._look(epoch - 1, again=first)
+            self._looked = self._clock()
+
+    def _left(self, epoch: int) -> list[Part]:
+        """What an earlier process has not looked at. Without a word of that, as where a checkpoint
+        was restored, it is the last batch."""
+        told = self._ledger.values([self._key]).get(self._key)
+        after = int(told["to"]) if told is not None else epoch - 2
+        found: list[Part] = []
+        for number in range(epoch - 1, after, -1):
+            try:
+                found.insert(0, Part(self._checkpoint.batch(number), None))
+            except PipelineError as error:
+                log.warning("%s: late and invalid records before it are left: %s", self._job, error)
+                break
+        return found
+
+    def _look(self, epoch: int, *, again: bool) -> None:
+        """Late and undecodable records of all batches that are not looked at. again: some may have
+        been sent."""
+        for name, side in self._sides.items():
+            if side.input.on_invalid == "dead-letter":
+                batches = self._wanted(side, "dlq", name, again=again)
+                self._sent(name, "dlq", batches, side.invalid(batches))
+            late = self._late.get(name)
+            if late and side.input.late == "topic":
+                batches = self._wanted(side, "late", "late", again=again)
+                self._sent(name, "late", batches, side.late(batches, late))
+        self._parts.clear()
+        self._told(epoch)
+
+    def _wanted(self, side: Side, kind: Kind, count: str, *, again: bool) -> list[Batch]:
+        """From the first batch that has any to the last one."""
+        parts = self._parts
+        if again and parts:
+            done = side.written(kind)
+            parts = [each for each in parts if each.batch.number > done]
+        some = [at for at, each in enumerate(parts) if each.known is None or each.known.get(count)]
+        return [each.batch for each in parts[some[0] : some[-1] + 1]] if some else []
+
+    def _told(self, epoch: int) -> None:
+        """Into the ledger. What fails here is only looked at again."""
+        ledger, timeout = self._ledger, self._output.transaction_timeout
+        try:
+            if self._teller is None:
+                name = f"{self._query}-beside"
+                self._teller = Transactional(name, ledger.client, ledger.topic, timeout)
+            self._teller.begin()
+            self._teller.entry(ledger.topic, 0, self._key, {"to": epoch})
+            self._teller.commit()
+        except Interrupted as error:
+            self._teller = None
+            log.warning(
+                "%s: batch %d is looked at again by the next start: %s", self._job, epoch, error
+            )
+
+    @property
+    def _key(self) -> str:
+        return f"{self._query}|beside"
+
+    @cached_property
+    def _ledger(self) -> Ledger:
+        output = self._output
+        into = client(self._into)
+        return opened(output.topic, output.writers, output.transaction_timeout, into)
+
+    def _sent(self, name: str, kind: Kind, batches: Sequence[Batch], count: int) -> None:
+        if count:
+            topic = topic_of(self._inputs[name].topic, kind)
+            first, last = batches[0].number, batches[-1].number
+            log.info(
+                "%s: %d records of batches %d to %d to %s", self._job, count, first, last, topic
+            )
 
     def _lacking(self, following: Offsets) -> None:
         for name, each in self._inputs.items():
@@ -109,14 +205,12 @@ class Beside:
     def _gaps_of(self, name: str) -> Gaps:
         if name not in self._gaps:
             to, wait = f"{self._output.topic}.gaps", self._output.transaction_timeout
-            into = client(self._into)
-            ledger = opened(self._output.topic, self._output.writers, wait, into)
             read = client(cluster_of(self._settings.clusters, self._inputs[name].kafka))
             made = Gaps(
                 self._job,
                 self._query,
                 to,
-                ledger,
+                self._ledger,
                 read=read,
                 timeout=wait,
                 ensure=lambda: topics.ensure(self._into, to, None, topics.present(self._into)),
@@ -127,13 +221,13 @@ class Beside:
 
 
 def counted(query: Any) -> Counts:
-    """From the progress that a StreamingQuery keeps."""
+    """From the newest progress of a StreamingQuery. Of all that it keeps each would be a document
+    to parse, a hundred of them in every batch."""
 
     def of(epoch: int) -> Mapping[str, int] | None:
-        for each in query().recentProgress if query() is not None else ():
-            if each["batchId"] == epoch:
-                return _counts(each)
-        return None
+        running = query()
+        newest = None if running is None else running.lastProgress
+        return _counts(newest) if newest and newest["batchId"] == epoch else None
 
     return of
 

@@ -1,10 +1,9 @@
 """Late and undecodable records of a batch, into topics beside the input: each once.
 
 Spark drops late rows without a word, and what is no row never becomes one. Both are found exactly
-by reading the batch's range of offsets again, which is done only where progress said that there are
-any, or said nothing because the process is a new one. They go out under a query name of their own
-(`<query>/late`, `<query>/dlq`) by the writer that has the same epochs as the rows, so a batch that
-is run again does not send them twice.
+by reading offsets again that batches have read, several batches at a time: see `beside`. They go
+out under a query name of their own (`<query>/late/<topic>`, `<query>/dlq/<topic>`) by the writer
+that rows have, so the ledger knows up to which batch they were sent.
 
 A record goes on as it was: key, value and headers; where it was, and why it is here, in headers.
 """
@@ -12,8 +11,8 @@ A record goes on as it was: key, value and headers; where it was, and why it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gateway.config import Kafka
@@ -21,7 +20,7 @@ from gateway.config.pipeline import Input, Output
 from gateway.core.record import TopicPartition
 
 from .. import source, topics
-from ..checkpoint import Checkpoint, Offsets
+from ..checkpoint import Batch, Checkpoint, Offsets
 from ..connect import client
 from .writer import Writer
 
@@ -35,8 +34,9 @@ PLACE = ("topic", "partition", "offset", "timestamp")  # X-Origin-Topic, ...: as
 REASON = "X-Reason"
 
 Kind: TypeAlias = Literal["late", "dlq"]
-Late: TypeAlias = "Callable[[DataFrame, int], DataFrame]"
-"""(the input's typed rows, watermark in ms) -> those of them that are late."""
+Late: TypeAlias = "Callable[[DataFrame, Column], DataFrame]"
+"""(the input's typed rows, what each is held against) -> those of them that are late."""
+HELD = "_held"
 
 
 def topic_of(topic: str, kind: Kind) -> str:
@@ -59,26 +59,46 @@ def letters(raw: DataFrame, reason: Column) -> DataFrame:
     return raw.select("key", "value", F.concat(given, known).alias("headers"))
 
 
-def late_letters(raw: DataFrame, late: DataFrame, watermark: int) -> DataFrame:
-    """The records of `raw` that these typed rows were made of."""
+def late_letters(raw: DataFrame, late: DataFrame) -> DataFrame:
+    """The records of `raw` that these typed rows were made of; they have what they were held
+    against, `HELD`."""
     from pyspark.sql import functions as F
 
-    names = ("topic", "partition", "offset")
-    places = late.select(*(F.col(f"_{name}").alias(name) for name in names)).distinct()
-    said = F.concat(F.lit("it came later than the watermark, "), _time(watermark))
-    return letters(raw.join(F.broadcast(places), list(names), "left_semi"), said)
+    names = ["topic", "partition", "offset"]
+    places = late.select(*(F.col(f"_{name}").alias(name) for name in names), HELD)
+    found = raw.join(F.broadcast(places.dropDuplicates(names)), names)
+    time = F.date_format(HELD, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
+    return letters(found, F.concat(F.lit("it came later than the watermark, "), time))
 
 
-def _time(millis: int) -> Column:
+def held(rows: DataFrame, topic: str, batches: Iterable[Batch]) -> DataFrame:
+    """Typed rows of several batches with what each was held against, in `HELD`; without those of
+    batches that held them against nothing."""
     from pyspark.sql import functions as F
 
-    return F.date_format(F.timestamp_millis(F.lit(millis)), "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
+    known = [
+        f"({place.partition}, {start}L, {end}L, {batch.held}L)"
+        for batch in batches
+        if batch.held
+        for place, (start, end) in ranges(topic, batch.start, batch.end).items()
+    ]
+    if not known:
+        return rows.limit(0).withColumn(HELD, F.lit(None).cast("timestamp"))
+    columns = "_of, _from, _to, _ms"
+    table = rows.sparkSession.sql(f"SELECT * FROM VALUES {', '.join(known)} AS t({columns})")
+    inside = (F.col("_offset") >= F.col("_from")) & (F.col("_offset") < F.col("_to"))
+    found = rows.join(F.broadcast(table), (F.col("_partition") == F.col("_of")) & inside)
+    return found.withColumn(HELD, F.timestamp_millis("_ms")).drop("_of", "_from", "_to", "_ms")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Side:
     """Of one input of one job. query, output, checkpoint: as of `Writer`; kafka: the input's
-    cluster; into: the output's, where letters go as well."""
+    cluster; into: the output's, where letters go as well.
+
+    Batches are given in their order, all of them one after the other; their records are sent
+    under the number of the last one.
+    """
 
     spark: SparkSession
     query: str
@@ -88,45 +108,59 @@ class Side:
     into: Kafka
     checkpoint: Checkpoint
     catalogs: source.Catalogs
+    _writers: dict[Kind, Writer] = field(default_factory=dict)
 
-    def invalid(self, epoch: int) -> int:
-        """Send those of a batch that are none of the model; how many were sent now."""
-        raw = self._raw(epoch)
+    def invalid(self, batches: Sequence[Batch]) -> int:
+        """Send those that are none of the model; how many were sent now."""
+        raw = self._raw(batches)
         if raw is None:
             return 0
         found = source.invalid(raw, self.input, self.catalogs)
-        return self._write("dlq", letters(found, found["_reason"]), epoch)
+        return self._write("dlq", letters(found, found["_reason"]), batches[-1].number)
 
-    def late(self, epoch: int, late: Late) -> int:
-        """Send those of a batch that were late; how many were sent now."""
-        raw = self._raw(epoch)
-        watermark = self.checkpoint.late_watermark(epoch)
-        if raw is None or not watermark:
+    def late(self, batches: Sequence[Batch], late: Late) -> int:
+        """Send those that were late; how many were sent now."""
+        raw = self._raw(batches)
+        if raw is None:
             return 0
-        typed = source.typed(raw, self.input, self.catalogs)
-        found = late_letters(raw, late(typed, watermark), watermark)
-        return self._write("late", found, epoch)
+        rows = held(source.typed(raw, self.input, self.catalogs), self.input.topic, batches)
+        return self._write("late", late_letters(raw, late(rows, rows[HELD])), batches[-1].number)
 
-    def _raw(self, epoch: int) -> DataFrame | None:
-        """The records of the batch; None where it has none of this topic."""
-        batch = self.checkpoint.batch(epoch)
-        found = ranges(self.input.topic, batch.start, batch.end)
+    def written(self, kind: Kind) -> int:
+        """The last batch that any were sent of; -1 for none."""
+        ledger, name = self._writer(kind).ledger, self._name(kind)
+        return max((each.epoch for each in ledger.entries(name, 1)), default=-1)
+
+    def _raw(self, batches: Sequence[Batch]) -> DataFrame | None:
+        """The records of these batches; None where they have none of this topic."""
+        if not batches:
+            return None
+        found = ranges(self.input.topic, batches[0].start, batches[-1].end)
         return source.raw_range(self.spark, self.kafka, found) if found else None
 
     def _write(self, kind: Kind, rows: DataFrame, epoch: int) -> int:
-        if rows.isEmpty():  # no topic is made for nothing
-            return 0
         topic = topic_of(self.input.topic, kind)
-        topics.ensure(self.into, topic, None, topics.present(self.into))
-        output = self.output.model_copy(update={"topic": topic, "writers": 1})
-        writer = Writer(
-            f"{self.query}/{kind}/{self.input.topic}",
-            output,
-            client(self.into),
-            checkpoint=self.checkpoint,
-            ledger=self.output.topic,
-        )
-        return writer(rows, epoch)
+        known = topics.present(self.into)
+        if topic not in known:
+            if rows.isEmpty():  # no topic is made for nothing
+                return 0
+            topics.ensure(self.into, topic, None, known)
+        return self._writer(kind)(rows, epoch)
+
+    def _writer(self, kind: Kind) -> Writer:
+        if kind not in self._writers:
+            topic = topic_of(self.input.topic, kind)
+            self._writers[kind] = Writer(
+                self._name(kind),
+                self.output.model_copy(update={"topic": topic, "writers": 1}),
+                client(self.into),
+                checkpoint=self.checkpoint,
+                ledger=self.output.topic,
+            )
+        return self._writers[kind]
+
+    def _name(self, kind: Kind) -> str:
+        return f"{self.query}/{kind}/{self.input.topic}"
 
 
 def ranges(
@@ -152,12 +186,9 @@ def ranges(
 def of_job(module: Any, settings: Any, name: str) -> Late:
     """The job's own predicate, as `Side.late` calls it. name: of the input, as `inputs` has it."""
 
-    def late(rows: DataFrame, watermark: int) -> DataFrame:
-        from pyspark.sql import functions as F
-
-        passed = F.timestamp_millis(F.lit(watermark))
+    def late(rows: DataFrame, held: Column) -> DataFrame:
         more = {"side": name} if settings.type == "join" else {}
-        found: DataFrame = module.late(settings, rows, passed, **more)
+        found: DataFrame = module.late(settings, rows, held, **more)
         return found
 
     return late

@@ -23,7 +23,10 @@ BEGIN = 1_800_000_000_000  # ms
 
 
 @pytest.mark.needs("java17")
-def test_what_is_late_undecodable_or_gone_is_told_once(kafka: Broker, spark: Any, tmp_path: Path):
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+def test_what_is_late_undecodable_or_gone_is_told_once(
+    kafka: Broker, spark: Any, tmp_path: Path, guarantee: str
+):
     clicks, to = kafka.topic(), kafka.topic()
     settings = loads(
         json.dumps(
@@ -31,7 +34,7 @@ def test_what_is_late_undecodable_or_gone_is_told_once(kafka: Broker, spark: Any
                 "kafka": {"servers": [kafka.servers]},
                 "pipelines": {
                     "checkpoints": str(tmp_path),
-                    "jobs": [_job(clicks, to)],
+                    "jobs": [_job(clicks, to, guarantee)],
                 },
             }
         )
@@ -46,31 +49,32 @@ def test_what_is_late_undecodable_or_gone_is_told_once(kafka: Broker, spark: Any
 
     _produce(kafka, clicks, [_click(second) for second in (1, 30, 60)])
     run()
-    _produce(kafka, clicks, [_click(2), b"no click", _click(90)])
+    # Three batches, and only the first looks: both others are left to the next process.
+    _produce(kafka, clicks, [_click(2), b"no click", _click(90), _click(3), _click(120), _click(4)])
     run()
-    _produce(kafka, clicks, [_click(second) for second in range(100, 110)])
-    kafka.admin.delete_records(clicks, {0: 10})
+    _produce(kafka, clicks, [_click(second) for second in (130, 131, 132)])
     run()
-    _produce(kafka, clicks, [_click(200)])
+    _produce(kafka, clicks, [_click(second) for second in range(140, 150)])
+    kafka.admin.delete_records(clicks, {0: 17})
     run()
     late, dead, gaps = (
         _told(kafka, name) for name in (f"{clicks}.late", f"{clicks}.dlq", f"{to}.gaps")
     )
-    assert late == [_click(2)]
+    assert late == [_click(second) for second in (2, 3, 4)]
     assert dead == [b"no click"]
     assert [json.loads(each or b"") for each in gaps] == [
         {
             "topic": clicks,
             "partition": 0,
-            "from": 6,
-            "to": 10,
+            "from": 12,
+            "to": 17,
             "reason": "retention",
             "job": "visits",
         }
     ]
 
 
-def _job(clicks: str, to: str) -> dict[str, Any]:
+def _job(clicks: str, to: str, guarantee: str) -> dict[str, Any]:
     return {
         "name": "visits",
         "type": "aggregate",
@@ -80,11 +84,16 @@ def _job(clicks: str, to: str) -> dict[str, Any]:
             "value": {"fields": {"user": "string", "at": "timestamp_ms"}},
             "time": "at",
             "watermark": "0s",
+            "maxRecords": 3,
+            # Told in any case exactly once; of rows at least once only where it is asked for.
+            "late": "topic",
+            "onInvalid": "dead-letter",
+            "onDataLoss": "gap",
         },
         "by": ["user"],
         "window": {"size": "10s"},
         "measures": {"clicks": "count(1)"},
-        "to": {"topic": to, "writers": 1},
+        "to": {"topic": to, "writers": 1, "guarantee": guarantee},
     }
 
 

@@ -6,13 +6,14 @@ from typing import Any
 import pytest
 
 from gateway.core.record import TopicPartition
-from gateway.pipeline.exactly_once.side import late_letters, letters, ranges
+from gateway.pipeline.checkpoint import Batch
+from gateway.pipeline.exactly_once.side import held, late_letters, letters, ranges
 
 RAW = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
     "headers array<struct<key:string,value:binary>>"
 )
-NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOON, ONE = (datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (12, 13))
 
 
 def test_ranges_are_those_of_one_topic_that_hold_anything():
@@ -50,13 +51,36 @@ def test_a_letter_is_the_record_as_it_was_and_says_where_and_why(spark: Any):
 
 
 @pytest.mark.needs("java17")
-def test_only_the_records_of_late_rows_are_sent(spark: Any):
+def test_only_the_records_of_late_rows_are_sent_each_with_what_it_was_held_against(spark: Any):
     rows = [(None, None, "orders", 0, offset, NOON, None) for offset in range(4)]
     raw = spark.createDataFrame(rows, RAW)
-    places = "_topic string, _partition int, _offset bigint"
-    late = spark.createDataFrame([("orders", 0, 1), ("orders", 0, 3)], places)
-    found = late_letters(raw, late, 1767268800000).collect()
-    reasons = {bytes(row.headers[-1].value) for row in found}
-    offsets = sorted(int(row.headers[2].value) for row in found)
-    assert offsets == [1, 3]
-    assert reasons == {b"it came later than the watermark, 2026-01-01T12:00:00.000Z"}
+    places = "_topic string, _partition int, _offset bigint, _held timestamp"
+    told = [("orders", 0, 1, NOON), ("orders", 0, 3, ONE), ("orders", 0, 3, ONE)]
+    found = late_letters(raw, spark.createDataFrame(told, places)).collect()
+    said = {int(row.headers[2].value): bytes(row.headers[-1].value) for row in found}
+    assert len(found) == 2
+    assert said == {
+        1: b"it came later than the watermark, 2026-01-01T12:00:00.000Z",
+        3: b"it came later than the watermark, 2026-01-01T13:00:00.000Z",
+    }
+
+
+@pytest.mark.needs("java17")
+def test_rows_of_several_batches_are_held_against_what_their_own_was(spark: Any):
+    places = [(partition, offset) for partition in (0, 1) for offset in range(6)]
+    rows = spark.createDataFrame(places, "_partition int, _offset bigint")
+    start, between, end = (
+        ({("orders", 0): first, ("orders", 1): second},)
+        for first, second in ((1, 0), (3, 0), (5, 2))
+    )
+    batches = [Batch(7, start, between, 1000), Batch(8, between, end, 2000)]
+    found = held(rows, "orders", batches).collect()
+    assert sorted((row._partition, row._offset, row._held.timestamp()) for row in found) == [
+        (0, 1, 1.0),
+        (0, 2, 1.0),
+        (0, 3, 2.0),
+        (0, 4, 2.0),
+        (1, 0, 2.0),
+        (1, 1, 2.0),
+    ]
+    assert held(rows, "orders", [batches[0]._replace(held=0)]).isEmpty()
