@@ -6,9 +6,10 @@ with the heap of the first.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.config.pipeline import Spark
 from gateway.pipeline.session import session
@@ -18,7 +19,7 @@ from .telling import tell
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PATIENCE = 20.0  # s for a JVM to end; then it is killed
+PATIENCE = 20.0  # s for a batch or a JVM to end by itself
 
 
 @contextmanager
@@ -30,6 +31,16 @@ def spark(master: str = "local[2]", memory: str = "2GiB") -> Iterator[SparkSessi
         yield made
     finally:
         end()
+
+
+def stop(query: Any, within: float = PATIENCE) -> None:
+    """As the runner does it: not within a batch, if one ends within so many seconds. Spark would
+    look for the interruption in the text of Python's error, by a pattern that overflows the stack
+    and puts a thousand lines on stderr."""
+    until = time.monotonic() + within
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
+        time.sleep(0.005)
+    query.stop()
 
 
 def end() -> None:
@@ -51,7 +62,7 @@ def end() -> None:
     with suppress(OSError):
         process.stdin.close()  # what it ends by
     try:
-        process.wait(_PATIENCE)
+        process.wait(PATIENCE)
     except Exception:
         process.kill()
         process.wait()

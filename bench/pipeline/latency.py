@@ -43,7 +43,6 @@ class Load:
 
 
 SMALL = Load(rate=50, warm=10, seconds=5)
-WITHIN = 60.0  # s for a batch to end, before its query is stopped all the same
 
 
 COLUMNS = {"type": "query", "sql": "SELECT user, amount, at FROM clicks WHERE amount >= 0"}
@@ -134,19 +133,11 @@ def run(spark: SparkSession, case: Case, kafka: RealKafka, load: Load = Load()) 
                 found = receiver.communicate()[0]
             phases = _phases(started)
         finally:
-            _end(started, case)
+            engine.stop(started, 0 if case.job.get("trigger") == "realtime" else engine.PATIENCE)
     after = 1e6 * (begun + load.warm)
     rows = [row for row in orjson.loads(found) if after <= row[0]]
     told, received = ([(row[which] - row[0]) / 1e6 for row in rows] for which in (1, 2))
     return Run(told, received, phases)
-
-
-def _end(started: Any, case: Case) -> None:
-    """As the runner ends it: not within a batch, whose writers would complain."""
-    until = time.monotonic() + (0 if case.job.get("trigger") == "realtime" else WITHIN)
-    while started.isActive and started.status["isTriggerActive"] and time.monotonic() < until:
-        time.sleep(0.005)
-    started.stop()
 
 
 def _phases(started: Any) -> Mapping[str, float]:
