@@ -2,6 +2,10 @@
 
 JSON of about 95 bytes from a topic of two partitions, parsed and written again, `local[2]`, lz4,
 batches of 250,000; the first round is warm-up. What it must reach: half of the plain sink's rate.
+
+Then small batches: of 150 rows, and the same ones through the same shuffle and a Python function
+that does nothing, in turns. The difference is what the transactions cost, of which two are written
+at a time: mostly by a process that did not write the batch before.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
@@ -20,13 +24,14 @@ from gateway.pipeline import connect, output, source
 from gateway.pipeline.exactly_once import Writer
 from gateway.pipeline.session import session
 
-from ..figure import Figure
+from ..figure import Figure, median, times
 from ..kafka import RealKafka, real_kafka
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RECORDS, ROUNDS = 250_000, 3
+FEW, TURNS = 150, 40  # rows of a small batch; how many batches
 SMALL = 5_000  # records
 COLUMNS = {"user": "string", "amount": "bigint", "pad": "string"}
 
@@ -62,7 +67,32 @@ def _measured(spark: SparkSession, kafka: RealKafka, records: int, rounds: int) 
     found = {name: sorted(each)[len(each) // 2] for name, each in rates.items()}
     figures = [Figure(name, rate, "records/s") for name, rate in found.items()]
     ratio = found["exactly once"] / found["plain sink"]
-    return [*figures, Figure("exactly once to plain sink", ratio, "x")]
+    figures.append(Figure("exactly once to plain sink", ratio, "x"))
+    return figures + _small(spark, cluster, kafka.topic(partitions=2))
+
+
+def _small(spark: SparkSession, cluster: Kafka, topic: str) -> list[Figure]:
+    writer = Writer(uuid.uuid4().hex, Output(topic=topic), connect.client(cluster))
+    spent: dict[str, list[float]] = {"written": [], "handed through": []}
+
+    def passed(batches: Iterator[Any]) -> Iterator[Any]:  # here, for workers have no `bench`
+        yield from batches
+
+    def through(rows: Any, _: int) -> None:
+        done = rows.repartition(2, "key").mapInArrow(passed, rows.schema)
+        done.write.format("noop").mode("overwrite").save()
+
+    sinks: dict[str, Callable[[Any, int], object]] = {"written": writer, "handed through": through}
+    for epoch in range(TURNS):
+        rows = spark.range(FEW).selectExpr("cast(id as string) key", "cast(id as string) value")
+        for name, sink in sinks.items():
+            began = time.monotonic()
+            sink(rows, epoch)
+            spent[name].append(time.monotonic() - began)
+    warm = {name: each[TURNS // 4 :] for name, each in spent.items()}
+    more = 1000 * (median(warm["written"]) - median(warm["handed through"]))
+    figures = [each for name in warm for each in times(f"small batch, {name}", warm[name])]
+    return [*figures, Figure("small batch, transactions", more, "ms", len(warm["written"]))]
 
 
 def _batch(

@@ -42,6 +42,7 @@ GOALS: Sequence[Goal] = (
     Goal("latency", "micro-batch, window count, received, p99", 1000),
     Goal("latency", "real-time, stateless, received, p99", 50),
     Goal("exactly_once", "exactly once to plain sink", 0.5, least=True),
+    Goal("exactly_once", "small batch, transactions", 100),
 )
 
 
