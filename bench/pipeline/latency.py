@@ -42,9 +42,7 @@ class Load:
     seconds: float = 25.0
 
 
-SMALL = Load(rate=50, warm=10, seconds=5)
-
-
+SMALL = Load(rate=50, warm=20, seconds=10)
 COLUMNS = {"type": "query", "sql": "SELECT user, amount, at FROM clicks WHERE amount >= 0"}
 COUNTS = {
     "type": "aggregate",
