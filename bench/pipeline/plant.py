@@ -3,8 +3,9 @@
     python -m bench.pipeline.plant [--only skew] [--keep DIRECTORY]
 
 Each is a small query on two cores; what its listener wrote is kept as
-tests/pipeline/doctor/runs/<name>.jsonl. They need a quiet machine: on a busy one healthy runs are
-slow, and the doctor says so.
+tests/pipeline/doctor/runs/<name>.jsonl. Those named `.other` have other sizes than the runs by
+which the doctor's limits were set. They need a quiet machine: on a busy one healthy runs are slow,
+and the doctor says so.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gateway.config.pipelines import Pipelines
+from gateway.kafka.local import LocalKafka
 from gateway.pipeline.listener import telling
 from gateway.pipeline.progress import place
 
@@ -27,11 +30,17 @@ WITHIN = 240.0  # s for a run
 WIDTH = 200  # characters of a wide row
 
 
+_held = ExitStack()
+"""What a run needs beside Spark, until it is over."""
+
+Start: TypeAlias = Callable[[Any, Path], Any]
+
+
 class Plant(NamedTuple):
     """start: the query's writer, of a session and a directory of its own. healthy: without a
     cause. conf: of SQL. ends: batches."""
 
-    start: Callable[[Any, Path], Any]
+    start: Start
     conf: Mapping[str, str] = {}
     ends: int = 9
     mode: str = "append"
@@ -57,7 +66,7 @@ def keyed(spark: Any, rows: int, keys: int, advance: int = 1000) -> Any:
     return events.withColumn("text", F.rpad(F.col("value").cast("string"), WIDTH, "x"))
 
 
-def _counts(rows: int, keys: int, wide: bool = False) -> Callable[[Any, Path], Any]:
+def _counts(rows: int, keys: int, wide: bool = False) -> Start:
     def start(spark: Any, _: Path) -> Any:
         from pyspark.sql import functions as F
 
@@ -102,31 +111,70 @@ def _hot_key(spark: Any, _: Path) -> Any:
     return left.join(right, near).writeStream.format("noop")
 
 
-def _slow_sink(spark: Any, _: Path) -> Any:
-    def write(rows: Any, batch: int) -> None:
+def _slow_sink(rows: int, seconds: float) -> Start:
+    """A store that takes so long to commit."""
+
+    def start(spark: Any, _: Path) -> Any:
+        def write(made: Any, batch: int) -> None:
+            made.write.format("noop").mode("append").save()
+            time.sleep(seconds)
+
+        return _windows(spark, rows).writeStream.foreachBatch(write)
+
+    return start
+
+
+def _python(rows: int, times: int) -> Start:
+    """Each row is hashed so many times."""
+
+    def start(spark: Any, _: Path) -> Any:
+        def slowly(batches: Any) -> Any:
+            import hashlib
+
+            for batch in batches:
+                for value in batch.column("value").to_pylist():
+                    text = str(value).encode()
+                    for _ in range(times):
+                        text = hashlib.sha256(text).digest()
+                yield batch
+
+        from pyspark.sql import functions as F
+
+        events = keyed(spark, rows, 1000).select("value", "key", "timestamp")
+        made = events.mapInArrow(slowly, events.schema).withWatermark("timestamp", "5 seconds")
+        window = F.window("timestamp", "5 seconds")
+        return made.groupBy(window, "key").count().writeStream.format("noop")
+
+    return start
+
+
+def _behind(spark: Any, _: Path) -> Any:
+    """A hundred thousand orders wait, more come than are taken."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+    servers = ",".join(_held.enter_context(LocalKafka()).bootstrap)
+    made = AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic("orders", 2)])
+    made["orders"].result(60)
+    producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": 1_000_000})
+
+    def write(rows: int) -> None:
+        for each in range(rows):
+            producer.produce("orders", str(each), str(each), each % 2)
+        producer.flush(60)
+
+    def more(rows: Any, batch: int) -> None:
+        write(3_000)
         rows.write.format("noop").mode("append").save()
-        time.sleep(1.5)  # a store that takes so long to commit
 
-    return _windows(spark, 5_000).writeStream.foreachBatch(write)
-
-
-def _python(spark: Any, _: Path) -> Any:
-    def slowly(batches: Any) -> Any:
-        import hashlib
-
-        for batch in batches:
-            for value in batch.column("value").to_pylist():
-                text = str(value).encode()
-                for _ in range(60):
-                    text = hashlib.sha256(text).digest()
-            yield batch
-
-    from pyspark.sql import functions as F
-
-    events = keyed(spark, 40_000, 1000).select("value", "key", "timestamp")
-    made = events.mapInArrow(slowly, events.schema).withWatermark("timestamp", "5 seconds")
-    window = F.window("timestamp", "5 seconds")
-    return made.groupBy(window, "key").count().writeStream.format("noop")
+    write(100_000)
+    orders = (
+        spark.readStream.format("kafka")
+        .options(**{"kafka.bootstrap.servers": servers, "subscribe": "orders"})
+        .options(startingOffsets="earliest", maxOffsetsPerTrigger="2000")
+        .load()
+    )
+    return orders.writeStream.foreachBatch(more).trigger(processingTime="4 seconds")
 
 
 def _idle_input(spark: Any, directory: Path) -> Any:
@@ -144,14 +192,19 @@ def _idle_input(spark: Any, directory: Path) -> Any:
     return left.join(right, F.expr(near), "left_outer").writeStream.format("noop")
 
 
-def _late(spark: Any, _: Path) -> Any:
-    """Four of ten events come an hour late."""
-    from pyspark.sql import functions as F
+def _late(rows: int, share: int) -> Start:
+    """So many of ten events come an hour late."""
 
-    late = F.when(F.col("value") % 10 < 4, F.expr("INTERVAL 1 HOUR"))
-    at = F.col("timestamp") - F.coalesce(late, F.expr("INTERVAL 0 SECONDS"))
-    events = stream(spark, 2_000).withColumn("at", at).withWatermark("at", "5 seconds")
-    return events.groupBy(F.window("at", "5 seconds"), "value").count().writeStream.format("noop")
+    def start(spark: Any, _: Path) -> Any:
+        from pyspark.sql import functions as F
+
+        late = F.when(F.col("value") % 10 < share, F.expr("INTERVAL 1 HOUR"))
+        at = F.col("timestamp") - F.coalesce(late, F.expr("INTERVAL 0 SECONDS"))
+        events = stream(spark, rows).withColumn("at", at).withWatermark("at", "5 seconds")
+        counted = events.groupBy(F.window("at", "5 seconds"), "value").count()
+        return counted.writeStream.format("noop")
+
+    return start
 
 
 def _windows(spark: Any, rows: int) -> Any:
@@ -161,8 +214,8 @@ def _windows(spark: Any, rows: int) -> Any:
     return events.groupBy(F.window("timestamp", "5 seconds"), "key").count()
 
 
-def _aggregate(spark: Any, _: Path) -> Any:
-    return _windows(spark, 5_000).writeStream.format("noop")
+def _aggregate(rows: int) -> Start:
+    return lambda spark, _: _windows(spark, rows).writeStream.format("noop")
 
 
 def _sessions(spark: Any, _: Path) -> Any:
@@ -188,17 +241,24 @@ def _distinct(spark: Any, _: Path) -> Any:
     return events.dropDuplicatesWithinWatermark(["key"]).writeStream.format("noop")
 
 
-def _stateless(spark: Any, _: Path) -> Any:
-    from pyspark.sql import functions as F
+def _stateless(rows: int) -> Start:
+    def start(spark: Any, _: Path) -> Any:
+        from pyspark.sql import functions as F
 
-    rows = keyed(spark, 20_000, 100).select(F.to_json(F.struct("key", "value")).alias("value"))
-    return rows.writeStream.format("noop")
+        value = F.to_json(F.struct("key", "value")).alias("value")
+        return keyed(spark, rows, 100).select(value).writeStream.format("noop")
+
+    return start
 
 
 PLANTS: Mapping[str, Plant] = {
     "state-lookups": Plant(
-        _counts(60_000, 600_000, wide=True),
-        {STORE + "rocksdb.blockCacheSizeMB": "1", STORE + "rocksdb.writeBufferSizeMB": "8"},
+        _counts(20_000, 400_000, wide=True),
+        {
+            STORE + "rocksdb.blockCacheSizeMB": "1",
+            STORE + "rocksdb.blockSizeKB": "128",
+            STORE + "rocksdb.writeBufferSizeMB": "1",
+        },
         12, "update",
     ),
     "compaction": Plant(
@@ -213,19 +273,25 @@ PLANTS: Mapping[str, Plant] = {
         _blobs, {STORE + "rocksdb.changelogCheckpointing.enabled": "false"}, 8, "update"
     ),
     "skew": Plant(_hot_key),
-    "partitions-too-many": Plant(_aggregate, {"spark.sql.shuffle.partitions": "60"}, 7),
+    "partitions-too-many": Plant(_aggregate(5_000), {"spark.sql.shuffle.partitions": "60"}, 7),
     "partitions-too-few": Plant(
         _busy_task, {"spark.sql.shuffle.partitions": "1"}, 8, "update"
     ),
-    "sink-slow": Plant(_slow_sink),
-    "python": Plant(_python),
+    "sink-slow": Plant(_slow_sink(5_000, 1.5)),
+    "sink-slow.other": Plant(_slow_sink(500, 4.0)),
+    "source-behind": Plant(_behind),
+    "python": Plant(_python(40_000, 60)),
+    "python.other": Plant(_python(6_000, 800)),
     "watermark-stuck": Plant(_idle_input),
-    "late-drops": Plant(_late),
-    "healthy-aggregate": Plant(_aggregate),
+    "late-drops": Plant(_late(2_000, 4)),
+    "late-drops.other": Plant(_late(300, 7)),
+    "healthy-aggregate": Plant(_aggregate(5_000)),
+    "healthy-aggregate.other": Plant(_aggregate(300)),
     "healthy-sessions": Plant(_sessions),
     "healthy-join": Plant(_join, {"spark.sql.streaming.join.stateFormatVersion": "3"}),
     "healthy-distinct": Plant(_distinct),
-    "healthy-stateless": Plant(_stateless),
+    "healthy-stateless": Plant(_stateless(20_000)),
+    "healthy-stateless.other": Plant(_stateless(1_000)),
 }  # fmt: skip
 
 
@@ -240,13 +306,20 @@ def grow(spark: Any, name: str, directory: Path) -> Path:
         told.watch(session)
         writer = plant.start(session, directory).queryName(name).outputMode(plant.mode)
         query = writer.option("checkpointLocation", str(directory / "v1")).start()
-        until = time.monotonic() + WITHIN
-        while (query.lastProgress or {}).get("batchId", 0) < plant.ends:
-            if query.exception() or time.monotonic() > until:
-                raise RuntimeError(f"{name} did not do {plant.ends} batches: {query.exception()}")
-            time.sleep(0.2)
-        query.stop()
+        try:
+            _done(query, plant.ends)
+        finally:
+            query.stop()
+            _held.close()
     return place(str(directory), name)
+
+
+def _done(query: Any, batches: int) -> None:
+    until = time.monotonic() + WITHIN
+    while (latest := query._jsq.lastProgress()) is None or latest.batchId() < batches:
+        if query.exception() or time.monotonic() > until:
+            raise RuntimeError(f"{query.name} did not do {batches} batches: {query.exception()}")
+        time.sleep(0.2)
 
 
 def main() -> None:
