@@ -33,6 +33,15 @@ def spark(master: str = "local[2]", memory: str = "2GiB") -> Iterator[SparkSessi
         end()
 
 
+def ended(query: Any) -> None:
+    """Wait until it has read all there is. Told to end meanwhile, it goes before its files do, or
+    it would fail for them with a long story. Raises what it failed with."""
+    try:
+        query.awaitTermination()
+    finally:
+        query.stop()
+
+
 def stop(query: Any, within: float = PATIENCE) -> None:
     """As the runner does it: not within a batch, if one ends within so many seconds. Spark would
     look for the interruption in the text of Python's error, by a pattern that overflows the stack

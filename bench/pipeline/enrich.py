@@ -240,7 +240,7 @@ def _run(spark: SparkSession, of: Enrich, users: Sequence[int], size: int, what:
         given = events if held is not None else job.build(of, {"from": events})
         writer = given.writeStream.foreachBatch(batch).trigger(availableNow=True)
         query = writer.option("checkpointLocation", f"{directory}/checkpoint").start()
-        query.awaitTermination()
+        engine.ended(query)
         done = [progress for progress in query.recentProgress if progress.numInputRows]
         seconds = [each.durationMs["triggerExecution"] / 1000 for each in done]
         rows = [each.numInputRows for each in done]

@@ -170,7 +170,7 @@ def run(
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = counted.writeStream.format("noop").option("checkpointLocation", checkpoint)
         query = writer.outputMode("append").trigger(availableNow=True).start()
-        query.awaitTermination()
+        engine.ended(query)
         tasks = Tasks(own)
         return _run(query.recentProgress, lambda batch: tasks.of(str(query.runId), batch))
 

@@ -192,7 +192,7 @@ def run(
             .foreachBatch(summed)
             .start()
         )
-        query.awaitTermination()
+        engine.ended(query)
         done = [each for each in query.recentProgress if each.numInputRows > 1]
     states = [each.stateOperators[0] for each in done]
     return Run(
