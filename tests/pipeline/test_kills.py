@@ -43,7 +43,7 @@ FIELDS = {"fields": {"id": "bigint", "user": "string", "at": "timestamp_ms", "am
 def settings(kind: str, clicks: str, payments: str, to: str) -> dict[str, Any]:
     """A job of this kind. The watermark is longer than events are out of order: none is late."""
     each = max(500, RECORDS // (4 * KILLS + 4))
-    read = {"topic": clicks, "time": "at", "watermark": "5m", "value": FIELDS, "maxRecords": each}
+    read = {"topic": clicks, "time": "at", "watermark": "90s", "value": FIELDS, "maxRecords": each}
     job: dict[str, Any] = {"name": "kills", "type": kind, "to": {"topic": to}}
     if kind == "query":
         job |= {

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-PATIENCE = 120.0  # s; Spark starts in 6 to 60 s
+PATIENCE = 240.0  # s; Spark starts in 6 to 60 s
 CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto",
     "spark.driver.host": "127.0.0.1",

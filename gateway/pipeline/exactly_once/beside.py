@@ -49,6 +49,10 @@ class Part(NamedTuple):
     known: Mapping[str, int] | None
 
 
+# By query: one that is begun again closes the clients of its run before, which Spark holds on to.
+_running: dict[str, Beside] = {}
+
+
 class Beside:
     """inputs: by name. late: the job's predicate of an input, for those that have one. retained:
     batches whose offsets are kept, for the next process. clock: seconds of any monotonic one."""
@@ -98,7 +102,10 @@ class Beside:
         self._teller: Transactional | None = None
         self._most = min(MOST, max(1, retained - 1))
         self._clock = clock
-        self._looked = -1.0  # when; before the first time, anything is due
+        self._looked = 0.0  # when
+        if before := _running.pop(query, None):
+            before.close()
+        _running[query] = self
 
     def before(self, epoch: int) -> None:
         """Called when a batch begins, before it is read. Raises PipelineError."""
@@ -111,6 +118,7 @@ class Beside:
 
     def close(self) -> None:
         self._kept.close()
+        self._teller = None
 
     def _written(self, epoch: int) -> None:
         """All batches before this one are."""
@@ -128,7 +136,7 @@ class Beside:
         """What an earlier process has not looked at. Without a word of that, as where a checkpoint
         was restored, it is the last batch."""
         told = self._ledger.values([self._key]).get(self._key)
-        after = int(told["to"]) if told is not None else epoch - 2
+        after = int(told["to"]) if told is not None else max(-1, epoch - 2)
         found: list[Part] = []
         for number in range(epoch - 1, after, -1):
             try:

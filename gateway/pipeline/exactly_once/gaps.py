@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException
 
 from gateway.errors import PipelineError
 
-from .ledger import Ledger, log_range
+from .ledger import Ledger, log_starts
 from .producers import Interrupted, Transactional
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class Gaps:
     def check(self, following: Offsets) -> list[Gap]:
         """Those that were found now, and told. Raises PipelineError: Kafka does not answer."""
         try:
-            starts = {each: self._start(*each) for each in following}
+            starts = log_starts(self._consumer, following)
             if not lacking(following, starts, {}):
                 return []
             gaps = lacking(following, starts, self._told(following))
@@ -97,9 +97,6 @@ class Gaps:
 
     def close(self) -> None:
         self._consumer.close()
-
-    def _start(self, topic: str, partition: int) -> int:
-        return log_range(self._consumer, TopicPartition(topic, partition))[0]
 
     def _key(self, topic: str, partition: int) -> str:
         return f"{self._query}|gap|{topic}|{partition}"

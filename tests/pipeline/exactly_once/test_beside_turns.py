@@ -1,0 +1,134 @@
+"""When late and undecodable records are looked for, in which batches; without Spark and Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.config import Kafka, Settings
+from gateway.config.pipeline import Input, Output
+from gateway.errors import PipelineError
+from gateway.pipeline.checkpoint import Batch
+from gateway.pipeline.exactly_once import beside as module
+from gateway.pipeline.exactly_once.beside import EVERY, Beside
+
+INPUT = Input.model_validate({"topic": "clicks", "onInvalid": "skip", "onDataLoss": "fail"})
+
+
+class Held:
+    """A checkpoint that has the batches from `first` on."""
+
+    def __init__(self, first: int = 0) -> None:
+        self.first = first
+
+    def batch(self, number: int) -> Batch:
+        if number < self.first:
+            raise PipelineError(f"no offsets of batch {number}")
+        return Batch(number, ({("clicks", 0): number},), ({("clicks", 0): number + 1},), 1000)
+
+
+class Told:
+    """A side that knows what was sent, and a ledger that knows how far was looked."""
+
+    input = INPUT
+
+    def __init__(self) -> None:
+        self.looked: list[list[int]] = []
+        self.sent, self.entry = -1, {}  # type: int, dict[str, Any]
+
+    def written(self, kind: str) -> int:
+        return self.sent
+
+    def late(self, batches: Sequence[Batch], _: Any) -> int:
+        self.looked += [[each.number for each in batches]] if batches else []
+        return 0
+
+    def values(self, keys: Sequence[str]) -> Mapping[str, Any]:
+        return {key: self.entry for key in keys if self.entry}
+
+
+class Process:
+    """One that runs the batches of a query. counts: late rows by batch, as progress says."""
+
+    def __init__(self, told: Told, counts: Mapping[int, int] | None = None, first: int = 0) -> None:
+        self.now = 0.0
+        self.beside = Beside(
+            None,  # type: ignore[arg-type]
+            "job",
+            "query",
+            {"from": INPUT},
+            Output(topic="out"),
+            Settings(kafka=Kafka(servers=["localhost:9092"])),
+            Held(first),  # type: ignore[arg-type]
+            late={"from": lambda rows, held: rows},
+            counted=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
+            clock=lambda: self.now,
+        )
+        self.beside.__dict__["_ledger"] = told
+        self.beside._sides = {"from": told}  # type: ignore[dict-item]
+
+    def batches(self, numbers: Sequence[int], seconds: float = 1.0) -> None:
+        for number in numbers:
+            self.beside.before(number)
+            self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(self: Beside, epoch: int) -> None:
+        self._ledger.entry = {"to": epoch}  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(module.Beside, "_told", told)
+
+
+def test_several_batches_are_looked_at_together_from_the_first_with_any_to_the_last():
+    told = Told()
+    Process(told, {2: 1, 3: 0, 5: 4, 8: 0}).batches(range(15))
+    assert told.looked == [[2, 3, 4, 5]]
+    assert told.entry == {"to": EVERY - 1}
+
+
+def test_long_batches_are_looked_at_one_by_one_and_those_without_any_not_at_all():
+    told = Told()
+    Process(told, {0: 1, 2: 1}).batches(range(5), seconds=EVERY)
+    assert told.looked == [[0], [2]]
+
+
+def test_the_next_process_looks_at_what_is_left_before_its_first_batch():
+    told = Told()
+    Process(told, {1: 1}).batches(range(5))
+    assert told.looked == []
+    Process(told).batches([5])
+    assert told.looked == [[0, 1, 2, 3, 4]]
+    assert told.entry == {"to": 4}
+
+
+def test_what_was_sent_before_a_crash_is_not_looked_at_again():
+    told = Told()
+    Process(told).batches(range(5))
+    told.sent = 2  # and then it crashed: how far was looked is not told
+    Process(told).batches([5])
+    assert told.looked == [[3, 4]]
+
+
+def test_a_batch_that_is_run_again_is_looked_at_once():
+    told = Told()
+    Process(told).batches(range(4))
+    Process(told).batches([3])
+    Process(told).batches([3, 4])
+    assert told.looked == [[0, 1, 2]]
+
+
+def test_batches_that_spark_has_forgotten_are_left():
+    told = Told()
+    Process(told).batches(range(2))
+    Process(told, first=7).batches([9])
+    assert told.looked == [[7, 8]]
+
+
+def test_without_a_word_in_the_ledger_it_is_the_last_batch():
+    told = Told()
+    Process(told).batches([40])
+    assert told.looked == [[39]]
