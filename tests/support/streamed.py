@@ -74,9 +74,9 @@ class Streamed:
 
     @property
     def state(self) -> int:
-        """Rows of state after the newest batch."""
-        newest = self._told()[-1]
-        return sum(operator.numRowsTotal for operator in newest.stateOperators)
+        """Rows of state after the newest batch. A query that idles tells of no operator."""
+        batches = [progress for progress in self._told() if progress.stateOperators]
+        return sum(operator.numRowsTotal for operator in batches[-1].stateOperators)
 
     def _told(self) -> list[Any]:
         return [*self.progress, *self._query.recentProgress]

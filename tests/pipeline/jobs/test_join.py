@@ -231,8 +231,9 @@ class Stream:
 
     @property
     def dropped(self) -> int:
-        progress = self._query.recentProgress
-        return sum(part["stateOperators"][0]["numRowsDroppedByWatermark"] for part in progress)
+        progress = self._query.recentProgress  # a query that idles tells of no operator
+        operators = [each for part in progress for each in part["stateOperators"]]
+        return sum(each["numRowsDroppedByWatermark"] for each in operators)
 
 
 @pytest.mark.parametrize("kind", ["inner", "left"])

@@ -156,6 +156,8 @@ def test_grace_as_long_as_the_gap_ends_sessions_all_the_same(spark, tmp_path):
     State holds the sessions that are open, and nothing of those that ended. What Spark drops as
     late is what `late` finds.
     """
+    from pyspark.sql import functions as F
+
     chosen = settings()
     fed = Streamed(
         spark,
@@ -186,7 +188,7 @@ def test_grace_as_long_as_the_gap_ends_sessions_all_the_same(spark, tmp_path):
             assert fed.state == len(oracle.open)
         assert fed.dropped == len(oracle.late) == 1
         assert [s.events for s in found(fed.rows) if s.key == "a"] == [3]
-    watermark = at("11:10") // 1000
+    watermark = F.lit(instant(at("11:10")))
     missed = side.of_job(job, chosen, "from")(table(spark, story[5]), watermark).collect()
     assert [(row.user, micros(row.time)) for row in missed] == [("a", at("10:40"))]
 
