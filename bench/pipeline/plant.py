@@ -78,13 +78,14 @@ def _counts(rows: int, keys: int, wide: bool = False) -> Start:
     return start
 
 
-def _blobs(spark: Any, _: Path) -> Any:
-    """State that is written anew in each batch, 2 KB a key, which no codec makes smaller."""
+def _long_values(spark: Any, _: Path) -> Any:
+    """Of 20 KB, a new key each, so that files grow by 30 MB a batch."""
     from pyspark.sql import functions as F
 
-    noise = F.expr("transform(sequence(1, 256), i -> xxhash64(value, i))")
-    events = keyed(spark, 12_000, 10_000).select("key", noise.alias("noise"))
-    return events.groupBy("key").agg(F.last("noise").alias("noise")).writeStream.format("noop")
+    events = stream(spark, 1_500).withColumn(
+        "text", F.rpad(F.col("value").cast("string"), 20_000, "x")
+    )
+    return events.groupBy("value").agg(F.last("text").alias("text")).writeStream.format("noop")
 
 
 def _busy_task(spark: Any, _: Path) -> Any:
@@ -262,15 +263,20 @@ PLANTS: Mapping[str, Plant] = {
         12, "update",
     ),
     "compaction": Plant(
-        _blobs,
+        _long_values,
+        {
+            STORE + "rocksdb.compactOnCommit": "true",
+            STORE + "minDeltasForSnapshot": "1",
+        },
+        9, "update",
+    ),
+    "commit": Plant(  # eight partitions of four stores, each of which writes a snapshot
+        _join,
         {
             STORE + "rocksdb.changelogCheckpointing.enabled": "false",
-            STORE + "rocksdb.compactOnCommit": "true",
+            "spark.sql.shuffle.partitions": "8",
         },
-        8, "update",
-    ),
-    "commit": Plant(
-        _blobs, {STORE + "rocksdb.changelogCheckpointing.enabled": "false"}, 8, "update"
+        8,
     ),
     "skew": Plant(_hot_key),
     "partitions-too-many": Plant(_aggregate(5_000), {"spark.sql.shuffle.partitions": "60"}, 7),
