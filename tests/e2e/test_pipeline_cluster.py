@@ -13,7 +13,7 @@ import pytest
 from support.pipeline_process import alive, configured, pipeline, produce, rows
 from support.spark_cluster import spark_cluster
 
-pytestmark = [pytest.mark.needs("java17"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.needs("java17"), pytest.mark.timeout(900)]
 EVENTS = 400
 GAP = 10  # s
 LAST = 1_000_000  # s of event time, later than all: sessions end

@@ -16,7 +16,7 @@ import psutil
 from confluent_kafka import Consumer, Producer
 from confluent_kafka import TopicPartition as Partition
 
-PATIENCE = 180.0  # s; Spark starts in 6 to 60 s
+PATIENCE = 300.0  # s; Spark starts in 6 to 60 s, on a cluster in more
 LEAN = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
 CONF = {
     "spark.driver.extraJavaOptions": LEAN,
