@@ -63,6 +63,8 @@ def sign(line: str) -> Sign | None:
     if "Auto snapshot repair failed" in message:
         return Sign(run[1], place, f"{cause}; no snapshot can be loaded")
     if "error while performing maintenance" in message:
+        if cause.rstrip().endswith(f"/{place} does not exist"):
+            return None  # its first batch takes longer than the pause between two of these
         return Sign(run[1], place, f"{cause}; no snapshot is written, restarts get slower")
     return None
 

@@ -48,6 +48,14 @@ def test_snapshots_that_are_never_written_are_told() -> None:
     assert "No space left on device; no snapshot is written" in found.what
 
 
+def test_a_store_that_has_not_been_written_yet_is_not_damaged() -> None:
+    """Spark looks after stores from the first batch's begin on, and their directories come with
+    its end."""
+    message = "Ignoring error while performing maintenance operations with exception"
+    assert damage.sign(line(message, "File file:/jobs/counts/1/state/0/3 does not exist")) is None
+    assert damage.sign(line(message, "File file:/jobs/counts/1/state/0/3/SSTs does not exist"))
+
+
 @pytest.mark.parametrize(
     "text", [line("Loaded checkpoint files for version 8"), "{", "Exception in thread main"]
 )
