@@ -155,8 +155,8 @@ def _behind(spark: Any, _: Path) -> Any:
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     servers = ",".join(_held.enter_context(LocalKafka()).bootstrap)
-    made = AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic("orders", 2)])
-    made["orders"].result(60)
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic("orders", 2)])["orders"].result(60)
     producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": 1_000_000})
 
     def write(rows: int) -> None:
