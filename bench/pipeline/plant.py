@@ -66,28 +66,6 @@ def keyed(spark: Any, rows: int, keys: int, advance: int = 1000) -> Any:
     return events.withColumn("text", F.rpad(F.col("value").cast("string"), WIDTH, "x"))
 
 
-def _counts(rows: int, keys: int, wide: bool = False) -> Start:
-    def start(spark: Any, _: Path) -> Any:
-        from pyspark.sql import functions as F
-
-        measures = [F.count("*").alias("n")]
-        measures += [F.last("text").alias("text")] * wide
-        counted = keyed(spark, rows, keys).groupBy("key").agg(*measures)
-        return counted.writeStream.format("noop")
-
-    return start
-
-
-def _long_values(spark: Any, _: Path) -> Any:
-    """Of 20 KB, a new key each, so that files grow by 30 MB a batch."""
-    from pyspark.sql import functions as F
-
-    events = stream(spark, 1_500).withColumn(
-        "text", F.rpad(F.col("value").cast("string"), 20_000, "x")
-    )
-    return events.groupBy("value").agg(F.last("text").alias("text")).writeStream.format("noop")
-
-
 def _busy_task(spark: Any, _: Path) -> Any:
     """Few keys, of which each takes its time after it is counted."""
     from pyspark.sql import functions as F
@@ -253,23 +231,6 @@ def _stateless(rows: int) -> Start:
 
 
 PLANTS: Mapping[str, Plant] = {
-    "state-lookups": Plant(
-        _counts(20_000, 400_000, wide=True),
-        {
-            STORE + "rocksdb.blockCacheSizeMB": "1",
-            STORE + "rocksdb.blockSizeKB": "128",
-            STORE + "rocksdb.writeBufferSizeMB": "1",
-        },
-        12, "update",
-    ),
-    "compaction": Plant(
-        _long_values,
-        {
-            STORE + "rocksdb.compactOnCommit": "true",
-            STORE + "minDeltasForSnapshot": "1",
-        },
-        9, "update",
-    ),
     "commit": Plant(  # eight partitions of four stores, each of which writes a snapshot
         _join,
         {
