@@ -19,7 +19,7 @@ from .telling import tell
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PATIENCE = 20.0  # s for a batch or a JVM to end by itself
+PATIENCE = 60.0  # s for a batch or a JVM to end by itself
 
 
 @contextmanager

@@ -105,7 +105,8 @@ def measure(load: Load = Load(), cases: Sequence[Case] = CASES) -> list[Figure]:
             tell(f"{case.name}, {load.warm + load.seconds:g} s")
             done = run(spark, case, kafka, load)
             if not done.told:
-                raise AssertionError(f"{case.name}: no row came within {load.seconds:g} s")
+                tell(f"{case.name}: no row came of the events after {load.warm:g} s; it has no figure")
+                continue
             figures += done.figures(case)
     return figures
 
