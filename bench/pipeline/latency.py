@@ -105,7 +105,7 @@ def measure(load: Load = Load(), cases: Sequence[Case] = CASES) -> list[Figure]:
             tell(f"{case.name}, {load.warm + load.seconds:g} s")
             done = run(spark, case, kafka, load)
             if not done.told:
-                tell(f"{case.name}: no row came of the events after {load.warm:g} s; it has no figure")
+                tell(f"{case.name}: no row after {load.warm:g} s, no figure")
                 continue
             figures += done.figures(case)
     return figures
