@@ -46,7 +46,7 @@ class Tasks:
     def of(self, run_id: str, batch: int) -> dict[str, Any] | None:
         """What `doctor.reading` reads; None if nothing is known any more."""
         jobs = self._jobs(run_id, batch)
-        stages = [self._stage(each) for job in jobs for each in job["stageIds"]]
+        stages = [self._stage(each) for job in jobs for each in sorted(job["stageIds"])]
         found = [each for each in stages if each is not None]
         if not found:
             return None

@@ -4,7 +4,7 @@ import collections
 import functools
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.pipeline.generate import Event, Shop, Traffic, events, users
@@ -27,7 +27,8 @@ def test_the_same_seed_gives_the_same_events_and_another_gives_others():
     assert made() != made(Traffic(clicks=200, orders=50, seed=8))
 
 
-@given(st.lists(st.floats(0, 5), min_size=1, max_size=20))
+@settings(max_examples=30)
+@given(st.lists(st.floats(0, 2), min_size=1, max_size=8))
 def test_how_often_it_is_asked_changes_nothing(steps: list[float]):
     shop, now, parts = Shop(BUSY, START), START, []
     for step in steps:
