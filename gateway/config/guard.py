@@ -10,16 +10,15 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    SerializationInfo,
     ValidationInfo,
 )
 
 from .address import Url
 from .credentials import BEARER, Credentials, HeaderName, QueryName
-from .expression import nearest
 from .fields import Duration, Flag, SecretText, Text, text, within
 from .jwt import Challenge, Jwt
-from .section import Problem, Section, refusal, refused
+from .kinds import of_kind, written
+from .section import Problem, Section, refused
 from .substitution import shown
 
 CertificateField = Literal[
@@ -138,22 +137,7 @@ _KINDS: Mapping[str, type[Section]] = {"jwt": Jwt, "http": Http, "x509": X509, "
 
 
 def _guard(value: object, info: ValidationInfo) -> Section:
-    """One of the kinds, by its `type`; what is wrong in it is told in its own place."""
-    if isinstance(value, tuple(_KINDS.values())):
-        return value  # type: ignore[return-value]
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if isinstance(kind, str) and kind in _KINDS:
-        return _KINDS[kind].model_validate(value, context=info.context)
-    if not isinstance(value, Mapping):
-        return Jwt.model_validate(value)  # refuses it as any section
-    if kind is None:
-        raise refusal(Problem((), f"'type' is missing; add one of {', '.join(_KINDS)}", key=True))
-    hint = nearest(kind, _KINDS) if isinstance(kind, str) else f"use one of {', '.join(_KINDS)}"
-    raise refusal(Problem(("type",), f"{shown(kind)} is no kind of guard; {hint}"))
-
-
-def _written(guard: Section, info: SerializationInfo) -> Any:
-    return guard.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
+    return of_kind(value, info, _KINDS, "guard")
 
 
 _Any = Jwt | Http | X509 | Inline
@@ -161,5 +145,5 @@ _Any = Jwt | Http | X509 | Inline
 Guard: TypeAlias = Annotated[
     _Any,
     PlainValidator(_guard, json_schema_input_type=Annotated[_Any, Field(discriminator="type")]),
-    PlainSerializer(_written, return_type=Any),
+    PlainSerializer(written, return_type=Any),
 ]

@@ -10,12 +10,11 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
-    SerializationInfo,
     ValidationInfo,
 )
 
-from .expression import nearest
 from .fields import Duration, Number, SecretText, Text, TopicName, within
+from .kinds import of_kind, written
 from .pipeline import (
     Column,
     Count,
@@ -29,8 +28,7 @@ from .pipeline import (
     Spark,
     Sql,
 )
-from .section import Problem, Section, refusal, refused
-from .substitution import shown
+from .section import Problem, Section, refused
 
 T = TypeVar("T")
 
@@ -259,31 +257,16 @@ _KINDS: Mapping[str, type[Job]] = {
 }
 
 
-def _kind(value: object, info: ValidationInfo) -> Job:
-    """One of the kinds, by its `type`; what is wrong in it is told in its own place."""
-    if isinstance(value, Job):
-        return value
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if isinstance(kind, str) and kind in _KINDS:
-        return _KINDS[kind].model_validate(value, context=info.context)
-    if not isinstance(value, Mapping):
-        return Job.model_validate(value)  # refuses it as any section
-    if kind is None:
-        raise refusal(Problem((), f"'type' is missing; add one of {', '.join(_KINDS)}", key=True))
-    hint = nearest(kind, _KINDS) if isinstance(kind, str) else f"use one of {', '.join(_KINDS)}"
-    raise refusal(Problem(("type",), f"{shown(kind)} is no kind of job; {hint}"))
-
-
-def _written(job: Section, info: SerializationInfo) -> Any:
-    return job.model_dump(mode=info.mode, by_alias=bool(info.by_alias))
+def _job(value: object, info: ValidationInfo) -> Section:
+    return of_kind(value, info, _KINDS, "job")
 
 
 _Any = Sessions | Join | Enrich | Load | Aggregate | Query
 
 AnyJob: TypeAlias = Annotated[
     _Any,
-    PlainValidator(_kind, json_schema_input_type=Annotated[_Any, Field(discriminator="type")]),
-    PlainSerializer(_written, return_type=Any),
+    PlainValidator(_job, json_schema_input_type=Annotated[_Any, Field(discriminator="type")]),
+    PlainSerializer(written, return_type=Any),
 ]
 
 
