@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from asyncio import create_subprocess_exec
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.browser import browser
-from support.demo import Demo
-from support.until import until
+from support.demo import Demo, demo
 
 WITHIN = 180.0  # s; Spark compiles while everything else runs
 
@@ -26,26 +23,19 @@ pytestmark = pytest.mark.needs("java17", "chromium")
 @asynccontextmanager
 async def shop(place: Path, *options: str) -> AsyncIterator[Demo]:
     """Listening; ended with the block. place: what is temporary is there."""
-    process = await create_subprocess_exec(
-        *(sys.executable, "-m", "gateway", "pipeline", "demo"),
-        *("--port", "0", "--no-browser", *options),
-        env={**os.environ, "TMPDIR": str(place)},
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-    )
-    running = Demo(process)
-    try:
-        await until(lambda: running.port or running.ended, lambda: running.said, WITHIN)
-        assert running.port, running.said
-        yield running
-    finally:
-        family = psutil.Process(process.pid).children(recursive=True) if not running.ended else []
-        if process.returncode is None:
-            await running.end(signal.SIGKILL)
-        for child in family:
-            if child.is_running():
-                child.kill()
+    command = ("pipeline", "demo")
+    environ = {**os.environ, "TMPDIR": str(place)}
+    async with demo(0, *options, command=command, environ=environ, within=WITHIN) as running:
+        try:
+            yield running
+        finally:  # what a killed one would leave
+            alive = not running.ended
+            family = psutil.Process(running.process.pid).children(recursive=True) if alive else []
+            if alive:
+                await running.end(signal.SIGKILL)
+            for child in family:
+                if child.is_running():
+                    child.kill()
 
 
 async def test_the_shop_comes_to_the_page_and_leaves_nothing_behind(tmp_path: Path):

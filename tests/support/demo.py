@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -41,19 +41,27 @@ class Demo(Running):
 
 
 @asynccontextmanager
-async def demo(port: int = 0, *options: str, place: Path | None = None) -> AsyncIterator[Demo]:
-    """Listening; ended with the block."""
+async def demo(
+    port: int = 0,
+    *options: str,
+    place: Path | None = None,
+    command: Sequence[str] = ("demo",),
+    environ: Mapping[str, str] | None = None,
+    within: float = WITHIN,
+) -> AsyncIterator[Demo]:
+    """Listening; ended with the block. command: of `gateway`, one that takes a port so."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "gateway"),
-        *("demo", "--port", str(port), "--no-browser", *options),
+        *(*command, "--port", str(port), "--no-browser", *options),
         cwd=place,
+        env=environ,
         stdin=DEVNULL,
         stdout=PIPE,
         stderr=STDOUT,
     )
     running = Demo(process)
     try:
-        await until(lambda: running.port or running.ended, lambda: running.said, WITHIN)
+        await until(lambda: running.port or running.ended, lambda: running.said, within)
         assert running.port, running.said
         yield running
     finally:
