@@ -67,8 +67,9 @@ class Transactional:
     """One transactional id. Making it fences whoever had that id, and ends what they left open.
 
     topic: one that is there, to be asked for. timeout: s; Kafka gives up a transaction that is
-    open for longer. Raises Interrupted, here
-    and below: nothing was written, or it is unknown whether it was; this one is of no more use.
+    open for longer. Raises Interrupted, here and below: nothing was written, or it is unknown
+    whether it was; this one is of no more use. Raises PipelineError for settings that Kafka's
+    client refuses.
     """
 
     def __init__(
@@ -78,6 +79,9 @@ class Transactional:
         self._timeout = timeout
         try:
             self._producer = Producer({**client, **_options(identity, timeout)})
+        except KafkaException as error:  # of its settings, which another try would not change
+            raise PipelineError(f"Kafka's client does not take its settings: {error}") from None
+        try:
             self._connect(topic)
             self._producer.init_transactions(timeout + 30)
         except KafkaException as error:
@@ -165,19 +169,20 @@ class Transactional:
 
     def _interrupted(self, error: object) -> NoReturn:
         drop(self.identity)
-        if hasattr(self, "_producer"):
-            self._producer.purge()
+        self._producer.purge()
         raise Interrupted(self.identity, error) from None
 
 
 def _options(identity: str, timeout: float) -> dict[str, Any]:
-    """A frozen broker is noticed after 6 s; a record has as long as its transaction."""
+    """A frozen broker is noticed after 6 s, or with the transaction; a record has as long as that.
+    librdkafka refuses a socket that waits longer than its transaction."""
+    whole = int(timeout * 1000)
     return {
         "transactional.id": identity,
-        "transaction.timeout.ms": int(timeout * 1000),
-        "message.timeout.ms": int(timeout * 1000),
-        "socket.timeout.ms": 6000,
-        "request.timeout.ms": 5000,
+        "transaction.timeout.ms": whole,
+        "message.timeout.ms": whole,
+        "socket.timeout.ms": min(6000, whole),
+        "request.timeout.ms": min(5000, whole),
         "topic.metadata.refresh.interval.ms": 5000,
         "reconnect.backoff.ms": 10,
         "reconnect.backoff.max.ms": 1000,

@@ -46,7 +46,7 @@ def write(
     kafka: Broker, spark: Any, topic: str, output: Output, timeout: float, fault: Callable[[], None]
 ) -> Counter[tuple[bytes | None, bytes | None]]:
     """Two epochs, the fault inside the first; what a restart would do is done where it ends."""
-    to = config.Output(topic=topic, transaction_timeout=timeout)
+    to = config.Output.model_validate({"topic": topic, "transactionTimeout": f"{timeout:g}s"})
     query = uuid.uuid4().hex
     failed: list[BaseException] = []
 

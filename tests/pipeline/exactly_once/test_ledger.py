@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.brokers import Broker
 
+from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once.ledger import SPREAD, Ledger, opened, topic_of, writer_key
 from gateway.pipeline.exactly_once.plan import Entry, Plan
 from gateway.pipeline.exactly_once.producers import Interrupted, Transactional
@@ -52,6 +53,19 @@ def test_what_is_aborted_is_no_entry(ledger: Ledger):
     put(ledger, producer, 1, 4)
     producer.abort()
     assert ledger.standing("q", 1)[1] == Entry(3, 2, "m")
+
+
+@pytest.mark.parametrize("timeout", [1.0, 900.0])
+def test_the_shortest_and_the_longest_transaction_are_taken(ledger: Ledger, timeout: float):
+    producer = Transactional("q-0", ledger.client, ledger.topic, timeout)
+    commit(ledger, producer, 0, 1)
+    assert ledger.standing("q", 0)[1] == Entry(1, 2, "m")
+
+
+def test_settings_that_kafkas_client_refuses_are_not_tried_again(ledger: Ledger):
+    with pytest.raises(PipelineError, match=r"does not take its settings: .*no\.such") as caught:
+        Transactional("q-0", {**ledger.client, "no.such": 1}, ledger.topic, 1.0)
+    assert not isinstance(caught.value, Interrupted)
 
 
 def test_a_plan_is_found_beside_entries(ledger: Ledger):
