@@ -37,7 +37,7 @@ COLUMNS = {"user": "string", "amount": "bigint", "pad": "string"}
 
 
 def measure(records: int = RECORDS, rounds: int = ROUNDS) -> list[Figure]:
-    with real_kafka(1) as kafka:
+    with real_kafka(1, indexed=True) as kafka:
         spark = session(Spark(master="local[2]"), "bench")
         try:
             return _measured(spark, kafka, records, rounds)

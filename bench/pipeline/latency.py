@@ -100,7 +100,7 @@ CASES = (
 
 def measure(load: Load = Load(), cases: Sequence[Case] = CASES) -> list[Figure]:
     figures: list[Figure] = []
-    with engine.spark(f"local[{CORES}]") as spark, real_kafka(1) as kafka:
+    with engine.spark(f"local[{CORES}]") as spark, real_kafka(1, indexed=True) as kafka:
         for case in cases:
             tell(f"{case.name}, {load.warm + load.seconds:g} s")
             done = run(spark, case, kafka, load)
