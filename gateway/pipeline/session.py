@@ -83,6 +83,9 @@ def session(spark: Spark, name: str = "gateway", *, jvm: Sequence[str] = _JVM) -
     made: SparkSession = builder.getOrCreate()
     if not submitted() and not spark.master.startswith("local"):
         made.sparkContext.addPyFile(str(archive()))  # as --py-files of spark-submit
+    # Begun with the manager of queries, and told of each snapshot that is loaded: without it the
+    # state of a job cannot be read or rescaled where no query ran before.
+    _ = made.streams
     made.sparkContext.setLogLevel(os.environ.get("GATEWAY_SPARK_LOG", "ERROR"))
     return made
 

@@ -1,4 +1,5 @@
-"""`gateway pipeline run` as a process, on a real Kafka: rows out once, ends when told, goes on.
+"""`gateway pipeline run` as a process, on a real Kafka: rows out once, ends when told, goes on,
+also with its state divided anew by `rescale`, whose JVM has run no query.
 
 Its checkpoint is on no disk of this machine, as far as it knows: Hadoop alone reaches it. viewfs is
 a file system of Hadoop's like any other, with names of its own; what it mounts here is a directory
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from support.pipeline_process import Process, Rows, configured, pipeline, produce, rows
+from support.pipelines import wait
 
 pytestmark = [pytest.mark.needs("java17"), pytest.mark.timeout(600)]
 
@@ -31,9 +33,12 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
     topic, behind = kafka.topic(2), tmp_path / "behind"
     kafka.create_topic(f"{topic}-visits", 2)
     behind.mkdir()
-    conf = {"spark.hadoop.fs.viewfs.mounttable.away.link./jobs": behind.as_uri()}
+    conf = {
+        "spark.hadoop.fs.viewfs.mounttable.away.link./jobs": behind.as_uri(),
+        "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
+    }
     file = tmp_path / "gateway.yaml"
-    configured(file, kafka.servers, job(topic), checkpoints=ROOT, conf=conf)
+    configured(file, kafka.servers, job(topic, 2), checkpoints=ROOT, conf=conf)
     state = {"XDG_STATE_HOME": tmp_path / "state"}  # where progress goes then
     first, second = clicks(0), clicks(60_000)
     middle, last = ends(60_000), ends(LAST)
@@ -41,10 +46,15 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
         produce(kafka.servers, topic, [*first, *middle], "user")
         with pipeline("run", "all", "-c", file, log=tmp_path / "first.log", **state) as run:
             assert visits(out, windows(first), run) == windows(first)
+            wait(lambda: list(behind.glob("visits/v1/state/0/*/*.zip")), "a snapshot")
             assert run.signal(signal.SIGTERM) == 0, run.tail()
         assert "Traceback" not in run.log.read_text()
         done = batches(behind)
         assert done == batches(behind, "offsets")  # the batch was not broken off
+        rescale = ("rescale", "visits", "--partitions", 3, "--force", "-c", file)
+        with pipeline(*rescale, log=tmp_path / "rescale.log", **state) as run:
+            assert run.ended() == 0, run.tail()
+        configured(file, kafka.servers, job(topic, 3), checkpoints=ROOT, conf=conf)
         produce(kafka.servers, topic, [*second, *last], "user")
         everything = windows([*first, *middle, *second])
         with pipeline("run", "all", "-c", file, log=tmp_path / "second.log", **state) as run:
@@ -52,12 +62,12 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
             assert run.signal(signal.SIGTERM) == 0, run.tail()
     assert set(done) < set(batches(behind))  # of one checkpoint
     assert (behind / "visits/v1/definition.json").exists()
-    assert (behind / "visits/v1/state/0").is_dir()
+    assert (behind / "visits/v1/state/0/2").is_dir()
     assert json.loads((behind / "visits/v1/metadata").read_text())["id"]
     assert not Path("viewfs:").exists()
 
 
-def job(topic: str) -> dict[str, Any]:
+def job(topic: str, partitions: int) -> dict[str, Any]:
     fields = {"fields": {"user": "string", "at": "timestamp_ms"}}
     return {
         "name": "visits",
@@ -67,6 +77,7 @@ def job(topic: str) -> dict[str, Any]:
         "window": {"size": "10s"},
         "measures": {"clicks": "count(1)"},
         "to": {"topic": f"{topic}-visits", "partitions": 2},
+        "state": {"partitions": partitions, "snapshotAfter": 1},
     }
 
 
