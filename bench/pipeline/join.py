@@ -23,7 +23,7 @@ from gateway.config.pipelines import Join
 from gateway.pipeline.jobs import join
 from gateway.pipeline.session import of_checkpoints, of_job
 from gateway.pipeline.skew import hot_keys
-from gateway.pipeline.state.profiles import conf
+from gateway.pipeline.state import profiles
 from gateway.pipeline.tasks import Tasks
 
 from ..figure import Figure, median
@@ -56,13 +56,12 @@ SMALL = Size(orders=6_000, batch=2_000, skewed=6_000, skewed_batch=2_000)
 
 class Run(NamedTuple):
     """told: how many rows came out, and a sum of what they say. seconds: of each batch. rows: how
-    many each read. state: rows at most. commit: ms. tasks: of each batch but the first, what the
-    slowest of the join took and the others on the average, s."""
+    many each read. commit: ms. tasks: of each batch but the first, what the slowest of the join
+    took and the others on the average, s."""
 
     told: tuple[int, int]
     seconds: Sequence[float]
     rows: Sequence[int]
-    state: int
     commit: float
     tasks: Sequence[tuple[float, float]]
 
@@ -162,7 +161,7 @@ def run(
     """Up to the last row. more: settings of Spark beside those of the job's profile."""
     from pyspark.sql import functions as F
 
-    own = of_job(spark, {**of_checkpoints("/"), **conf(settings.state), **(more or {})})
+    own = of_job(spark, {**of_checkpoints("/"), **profiles.of(settings), **(more or {})})
     tables = {side: _table(own, data, side) for side in ("left", "right")}
     pairs = join.build(settings, tables, hot)
     pair = F.concat_ws("|", "order", F.coalesce("payment", F.lit("-")))
@@ -184,7 +183,6 @@ def _rates(spark: SparkSession, size: Size) -> Iterator[Figure]:
             done = _right(spark, job(kind=kind), data, Rule(on, kind=kind), f"join {kind}")
             what = f"join {kind}, {len(data.orders):,} orders and {len(data.payments):,} payments"
             yield Figure(f"{what}, warm", done.rate, "records/s", sum(done.rows[1:]))
-            yield Figure(f"{what}, rows kept at most", done.state, "rows")
             yield Figure(f"{what}, commit of a batch", done.commit, "ms", len(done.rows))
 
 
@@ -207,7 +205,6 @@ def _skew(spark: SparkSession, size: Size) -> Iterator[Figure]:
             yield Figure(f"{what}, its other tasks", others, "s", len(done.tasks))
             yield Figure(f"{what}, slowest to others", slowest / max(others, 1e-3), "x")
             yield Figure(f"{what}, batch", median(done.seconds[1:]), "s", len(done.seconds) - 1)
-            yield Figure(f"{what}, rows kept at most", done.state, "rows")
 
 
 def _right(
@@ -235,7 +232,6 @@ def _run(progress: Sequence[Any], tasks: Callable[[int], Mapping[str, Any] | Non
         told=(sum(rows for rows, _ in told), sum(crc for _, crc in told)),
         seconds=[part["durationMs"]["triggerExecution"] / 1000 for part in parts],
         rows=[part["numInputRows"] for part in parts],
-        state=max(state["numRowsTotal"] for state in states),
         commit=median([state["commitTimeMs"] for state in states]),
         tasks=[pair for part in parts[1:] if (pair := _slowest(tasks(part["batchId"])))],
     )

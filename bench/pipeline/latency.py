@@ -119,7 +119,7 @@ def run(spark: SparkSession, case: Case, kafka: RealKafka, load: Load = Load()) 
         settings = case.settings(kafka.bootstrap, read, written, root)
         assert settings.pipelines is not None
         (job,) = settings.pipelines.jobs
-        conf = {**profiles.conf(job.state), **session.of_checkpoints(root), **case.conf}
+        conf = {**profiles.of(job), **session.of_checkpoints(root), **case.conf}
         started = query.start(
             session.of_job(spark, conf), job, settings, place.ready(root, job, spark)
         )

@@ -86,7 +86,7 @@ def _runs(
 def session_of(spark: SparkSession, pipelines: Pipelines, job: Job) -> SparkSession:
     """With what its state and its checkpoint want, and above all what the user does."""
     place = of_checkpoints(pipelines.checkpoints)
-    return of_job(spark, {**place, **profiles.conf(job.state), **pipelines.spark.conf})
+    return of_job(spark, {**place, **profiles.of(job), **pipelines.spark.conf})
 
 
 def _run(

@@ -41,7 +41,7 @@ def test_what_is_late_undecodable_or_gone_is_told_once(kafka: Broker, spark: Any
 
     def run() -> None:
         place = ready(str(tmp_path), job, spark)
-        started = query.start(of_job(spark, profiles.conf(job.state)), job, settings, place)
+        started = query.start(of_job(spark, profiles.of(job)), job, settings, place)
         assert started.awaitTermination(120)
 
     _produce(kafka, clicks, [_click(second) for second in (1, 30, 60)])

@@ -35,3 +35,10 @@ def test_memory_is_bounded_where_it_is_large_or_asked_for() -> None:
     assert bounded == {"small": "false", "large": "true", "latency": "false"}
     given = State.model_validate({"memory": "64MiB"})
     assert profiles.conf(given)[f"{ROCKS}boundedMemoryUsage"] == "true"
+
+
+def test_rows_are_counted_where_that_costs_little() -> None:
+    counted = f"{ROCKS}trackTotalNumberOfRows"
+    assert profiles.conf(State())[counted] == "true"
+    assert profiles.conf(State(), joined=True)[counted] == "false"
+    assert profiles.conf(State.model_validate({"profile": "large"}))[counted] == "false"
