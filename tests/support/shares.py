@@ -9,6 +9,8 @@ with a broker where a test needs both. Without that option this changes nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -33,6 +35,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(PATIENCE))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
+    """Groups go to the scheduler as a part of the names. Where they are lost nothing fails: each
+    worker starts a broker and Spark of its own, and all take twice as long."""
+    if node.config.option.dist == "loadgroup" and not any(map(_grouped, ids)):
+        pytest.exit("pytest-xdist loses the groups of tests with this pytest; see pyproject", 4)
+
+
 def share(item: pytest.Item) -> str:
     needed: list[str] = getattr(item, "fixturenames", [])
     module = item.nodeid.partition("::")[0]
@@ -50,6 +60,9 @@ def needs_spark(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Names as one may ask for them: without the group, which has done its service."""
-    at = report.nodeid.rfind("@")
-    if at > report.nodeid.rfind("]") and "PYTEST_XDIST_WORKER" not in os.environ:
-        report.nodeid = report.nodeid[:at]
+    if _grouped(report.nodeid) and "PYTEST_XDIST_WORKER" not in os.environ:
+        report.nodeid = report.nodeid[: report.nodeid.rfind("@")]
+
+
+def _grouped(name: str) -> bool:
+    return name.rfind("@") > name.rfind("]")  # a parameter may have one, too
