@@ -161,15 +161,18 @@ def _checkpoint(made: Plan) -> None:
 
 def _latency(made: Plan) -> None:
     wanted = made.wanted
-    p99 = rates.LATENCY["state" if wanted.stateful else "stateless"]
+    kind = "state" if wanted.stateful else "stateless"
+    p99 = rates.LATENCY[f"{kind}, exactly once" if wanted.exactly_once else kind]
     made.add(
         "latency p99", p99.value, "s", f"measured: {p99.what}; that more cores keep it is assumed"
     )
     if wanted.sla >= p99.value:
         return
     said = f"p99 of {p99.value:.2g} s was measured, {wanted.sla:.2g} s is wanted"
-    realtime = rates.LATENCY["realtime"]
-    if wanted.stateful:
+    once, realtime = rates.LATENCY[kind], rates.LATENCY["realtime"]
+    if wanted.sla >= once.value:
+        made.refused.append(f"{said}: guarantee: at-least-once has {once.value:.2g} s")
+    elif wanted.stateful:
         made.refused.append(
             f"{said}: not with state in micro-batches on Spark 4.2 (its real-time mode takes "
             "stateless jobs only)"
@@ -187,17 +190,15 @@ def _restart(made: Plan) -> None:
     wanted = made.wanted
     down = rates.START.value + rates.FIRST_BATCH.value
     load = wanted.state / made["executors"] / wanted.bandwidth if wanted.stateful else 0.0
-    made.add(
-        "restart", down + load, "s", "measured 11.5 + 4.6; then state / (executors x bandwidth)"
-    )
+    measured = f"measured {rates.START.value:g} + {rates.FIRST_BATCH.value:g}"
+    made.add("restart", down + load, "s", f"{measured}; then state / (executors x bandwidth)")
     busy = made["busy"] / 100 if wanted.executors else rates.HEADROOM
     if busy < 1:
         made.add("then catching up", (down + load) * busy / (1 - busy), "s", "linear: its headroom")
     if wanted.stateful and wanted.state:
-        made.add(
-            "executor lost", rates.LOST.value + load, "s", "assumed 10, and its share of state"
-        )
-        made.add("damaged snapshot", down + load + rates.REPAIR.value, "s", "measured + 2.7")
+        lost, repair = rates.LOST.value, rates.REPAIR.value
+        made.add("executor lost", lost + load, "s", f"assumed {lost:g}, and its share of state")
+        made.add("damaged snapshot", down + load + repair, "s", f"measured + {repair:g}")
 
 
 def _hot(made: Plan) -> None:
