@@ -30,4 +30,4 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Long values are numbered: some are made in each process (keys, tokens), and all workers have
     to call a test the same."""
-    return argname if isinstance(val, str | bytes) and len(val) > 200 else None
+    return argname if isinstance(val, str | bytes) and len(val) > 80 else None

@@ -45,7 +45,8 @@ def test_twice_the_events_need_twice_the_cores(kind: str):
 @pytest.mark.parametrize("once", [True, False])
 def test_more_output_costs_cores(once: bool):
     none, some, more = (
-        plan(Wanted(events=1e6, output=rows, exactly_once=once))["cores"] for rows in (0.0, 1e5, 1e6)
+        plan(Wanted(events=1e6, output=rows, exactly_once=once))["cores"]
+        for rows in (0.0, 1e5, 1e6)
     )
     assert none < some < more
 
