@@ -169,9 +169,9 @@ def _latency(made: Plan) -> None:
     if wanted.sla >= p99.value:
         return
     said = f"p99 of {p99.value:.2g} s was measured, {wanted.sla:.2g} s is wanted"
-    once, realtime = rates.LATENCY[kind], rates.LATENCY["realtime"]
-    if wanted.sla >= once.value:
-        made.refused.append(f"{said}: guarantee: at-least-once has {once.value:.2g} s")
+    at_least_once, realtime = rates.LATENCY[kind], rates.LATENCY["realtime"]
+    if wanted.sla >= at_least_once.value:
+        made.refused.append(f"{said}: guarantee: at-least-once has {at_least_once.value:.2g} s")
     elif wanted.stateful:
         made.refused.append(
             f"{said}: not with state in micro-batches on Spark 4.2 (its real-time mode takes "
