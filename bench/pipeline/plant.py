@@ -30,6 +30,13 @@ WITHIN = 240.0  # s for a run
 WIDTH = 200  # characters of a wide row
 
 
+UNCACHED = {
+    STORE + "rocksdb.blockCacheSizeMB": "1",
+    STORE + "rocksdb.blockSizeKB": "256",
+    STORE + "rocksdb.writeBufferSizeMB": "16",
+    STORE + "rocksdb.trackTotalNumberOfRows": "true",
+}
+
 _held = ExitStack()
 """What a run needs beside Spark, until it is over."""
 
@@ -73,6 +80,18 @@ def _busy_task(spark: Any, _: Path) -> Any:
     counted = keyed(spark, 10_000, 3_000).groupBy("key").count()
     work = F.expr("aggregate(sequence(1, 300), 0L, (sum, i) -> sum ^ xxhash64(key, count, i))")
     return counted.withColumn("work", work).writeStream.format("noop")
+
+
+def _lookups(rows: int, keys: int) -> Start:
+    """Wide rows of so many keys, met in no order, in a state that its cache does not hold."""
+
+    def start(spark: Any, _: Path) -> Any:
+        from pyspark.sql import functions as F
+
+        newest = keyed(spark, rows, keys).groupBy("key").agg(F.max("text"))
+        return newest.writeStream.format("noop")
+
+    return start
 
 
 def _hot_key(spark: Any, _: Path) -> Any:
@@ -239,6 +258,7 @@ PLANTS: Mapping[str, Plant] = {
         },
         8,
     ),
+    "state-lookups": Plant(_lookups(120_000, 600_000), UNCACHED, 12, "update"),
     "skew": Plant(_hot_key),
     "partitions-too-many": Plant(_aggregate(5_000), {"spark.sql.shuffle.partitions": "60"}, 7),
     "partitions-too-few": Plant(
