@@ -90,7 +90,7 @@ async def test_a_socket_goes_on_with_a_new_token_and_ends_without_one(gateway: G
         await socket.next(None, "renewed")
         ended = await socket.next("one", "end")
         assert ended["reason"] == "token-expired"
-        assert time.time() > int(until) - 0.01  # timers count ms, by another clock
+        assert time.time() >= int(until)
 
 
 async def test_another_clients_token_renews_nothing(gateway: Gateway):
