@@ -60,6 +60,8 @@ def test_rows_come_out_once_and_a_job_that_was_ended_goes_on_where_it_was(kafka,
         with pipeline("run", "all", "-c", file, log=tmp_path / "second.log", **state) as run:
             assert visits(out, everything, run) == everything
             assert run.signal(signal.SIGTERM) == 0, run.tail()
+    assert out.keys == [row["user"] for row in out.found]
+    assert batches(behind) == batches(behind, "offsets")
     assert set(done) < set(batches(behind))  # of one checkpoint
     assert (behind / "visits/v1/definition.json").exists()
     assert (behind / "visits/v1/state/0/2").is_dir()

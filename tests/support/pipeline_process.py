@@ -109,6 +109,7 @@ class Rows:
         self._consumer = Consumer(options)
         self._consumer.assign([Partition(topic, each, 0) for each in range(2)])
         self.found: list[dict[str, Any]] = []
+        self.keys: list[str] = []
 
     def until(self, enough: int, process: Process) -> list[dict[str, Any]]:
         """As soon as there are so many; not one more comes within a second."""
@@ -127,6 +128,7 @@ class Rows:
         message = self._consumer.poll(seconds)
         if message is not None and not message.error():
             self.found.append(json.loads(message.value() or b"null"))
+            self.keys.append((message.key() or b"").decode())
 
 
 @contextmanager
