@@ -26,7 +26,7 @@ from support.redis import RedisServer, running
 from gateway.config.pipelines import Enrich
 from gateway.pipeline.jobs import enrich as job
 from gateway.pipeline.session import of_checkpoints, of_job
-from gateway.pipeline.state.profiles import conf
+from gateway.pipeline.state import profiles
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.cache import Stats
 from gateway.pipeline.tables.redis import Redis, Server
@@ -218,7 +218,7 @@ def _in_redis(server: RedisServer, name: str, **more: Any) -> Enrich:
 
 def _conf(of: Enrich) -> Mapping[str, str]:
     """As the runner does it."""
-    return {**of_checkpoints("/"), **conf(of.state)}
+    return {**of_checkpoints("/"), **profiles.of(of)}
 
 
 def _run(spark: SparkSession, of: Enrich, users: Sequence[int], size: int, what: str) -> Run:

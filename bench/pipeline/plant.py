@@ -29,7 +29,6 @@ STORE = "spark.sql.streaming.stateStore."
 WITHIN = 240.0  # s for a run
 WIDTH = 200  # characters of a wide row
 
-
 UNCACHED = {
     STORE + "rocksdb.blockCacheSizeMB": "1",
     STORE + "rocksdb.blockSizeKB": "256",
@@ -82,16 +81,12 @@ def _busy_task(spark: Any, _: Path) -> Any:
     return counted.withColumn("work", work).writeStream.format("noop")
 
 
-def _lookups(rows: int, keys: int) -> Start:
-    """Wide rows of so many keys, met in no order, in a state that its cache does not hold."""
+def _lookups(spark: Any, _: Path) -> Any:
+    """Wide rows of many keys, met in no order, in a state that its cache does not hold."""
+    from pyspark.sql import functions as F
 
-    def start(spark: Any, _: Path) -> Any:
-        from pyspark.sql import functions as F
-
-        newest = keyed(spark, rows, keys).groupBy("key").agg(F.max("text"))
-        return newest.writeStream.format("noop")
-
-    return start
+    newest = keyed(spark, 120_000, 600_000).groupBy("key").agg(F.max("text"))
+    return newest.writeStream.format("noop")
 
 
 def _hot_key(spark: Any, _: Path) -> Any:
@@ -258,7 +253,7 @@ PLANTS: Mapping[str, Plant] = {
         },
         8,
     ),
-    "state-lookups": Plant(_lookups(120_000, 600_000), UNCACHED, 12, "update"),
+    "state-lookups": Plant(_lookups, UNCACHED, 12, "update"),
     "skew": Plant(_hot_key),
     "partitions-too-many": Plant(_aggregate(5_000), {"spark.sql.shuffle.partitions": "60"}, 7),
     "partitions-too-few": Plant(

@@ -24,7 +24,7 @@ from support.streamed import Streamed
 from gateway.config.pipelines import Sessions
 from gateway.pipeline.jobs import sessions as job
 from gateway.pipeline.session import of_checkpoints, of_job
-from gateway.pipeline.state.profiles import conf
+from gateway.pipeline.state import profiles
 
 from ..figure import Figure, times
 from . import engine
@@ -99,7 +99,7 @@ def settings(**more: Any) -> Sessions:
 
 def _conf(chosen: Sessions) -> Mapping[str, str]:
     """As the runner does it."""
-    return {**of_checkpoints("/"), **conf(chosen.state)}
+    return {**of_checkpoints("/"), **profiles.of(chosen)}
 
 
 def _growth(spark: SparkSession, size: Size) -> Iterator[Figure]:
