@@ -5,6 +5,7 @@
     +-- TokenError              a resume token cannot be used
     |   +-- TokenCorrupt        damaged, truncated, or of an unknown version
     |   +-- TokenForeign        whole, but of another cluster or other topics
+    |   +-- TokenTooOld         further back than its route lets anyone go
     +-- KafkaError              Kafka did not do what was asked
     |   +-- BrokerUnavailable   no connection, or no answer in time
     |   +-- AuthenticationFailed
@@ -19,6 +20,8 @@
     |   +-- KeyReused           an idempotency key, for another record than at first
     |   +-- NotGranted          a guard does not let the client in; carries what it lacks
     |   +-- GuardUnavailable    nobody can say now whether it may come in
+    |   +-- Busy                there is no place for it now; it may come back later
+    |       +-- MemoryFull      the option `memory` is used up
     +-- FormatError             a value and its format, or its schema, do not go together
     +-- RegistryUnavailable     schemas cannot be asked for now
     +-- StreamEnded             a stream of the Python API was cut short
@@ -31,6 +34,7 @@ A message has three parts: what happened, with what, what to do.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,6 +66,10 @@ class TokenCorrupt(TokenError):
 
 class TokenForeign(TokenError):
     """The token is whole, but belongs to another cluster or to other topics."""
+
+
+class TokenTooOld(TokenError):
+    """The token is whole, but goes further back than the `history` of its route."""
 
 
 class KafkaError(GatewayError):
@@ -182,6 +190,21 @@ class GuardUnavailable(RequestError):
 
     def __init__(self, detail: str, *, retry_after: float) -> None:
         super().__init__(503, "Guard unavailable", detail, retry_after=retry_after)
+
+
+class Busy(RequestError):
+    """There is no place for a client now; it may come back after `retry_after` seconds."""
+
+    def __init__(self, status: int, detail: str, *, retry_after: float) -> None:
+        super().__init__(status, "Busy", detail, retry_after=retry_after)
+
+
+class MemoryFull(Busy):
+    """What cannot give way takes most of the option `memory`; nobody new is let in."""
+
+    def __init__(self) -> None:
+        detail = "the gateway has no memory left for new clients; come back later"
+        super().__init__(503, detail, retry_after=random.uniform(3.0, 10.0))
 
 
 class FormatError(GatewayError):

@@ -31,10 +31,12 @@ class Alone:
     """
 
     __slots__ = (
-        "_backlog", "_catch_up", "_ride", "_seen", "_short", "_skipped", "_spared", "_told", "own"
+        "_backlog", "_catch_up", "_notices", "_ride", "_seen", "_short", "_skipped", "_spared",
+        "_told", "own",
     )  # fmt: skip
 
     # `_told`:    what was found out about a place, and the client not told yet.
+    # `_notices`: what it was not told of its channel's chunks, and no log has.
     # `_skipped`: what is left out, once it reads again.
     # `_short`:   what it reads alone for want of credit; the ring began with `_seen` then.
 
@@ -44,6 +46,7 @@ class Alone:
         self._backlog = Backlog(ride)
         self._catch_up = CatchUp(ride, self.own, self._backlog)
         self._told: list[tuple[TopicPartition, Place, Gap]] = []
+        self._notices: list[bytes] = []
         self._skipped: set[TopicPartition] = set()
         self._short: set[TopicPartition] = set()
         self._seen = ride.channel.first
@@ -57,7 +60,7 @@ class Alone:
     @property
     def over(self) -> bool:
         """It rides with everything again, and was told all."""
-        waits = self.own or self._told or self._skipped or self._short
+        waits = self.own or self._told or self._notices or self._skipped or self._short
         return not (waits or self._ride.bounded or self._ride.snapshot)
 
     @property
@@ -74,12 +77,17 @@ class Alone:
             self._skip()
         if self._told:
             self._tell(portion)
+        if self._notices and not ride.ended:
+            portion.notify(self._notices)
+            self._notices = []
         self._ride_along(portion)
         self._pass_by()
         if self.own and ride.cursor == ride.channel.head and not ride.ended:
             self._tell(portion)
             self._catch_up.read(portion)
             portion.render()
+            if ride.credit == 0:
+                self._run_out()
         ride.more = portion.left <= 0 and not ride.ended
         return portion.pieces
 
@@ -144,12 +152,18 @@ class Alone:
             self.own.put(tp, now)
             self._catch_up.join(tp)
 
-    def fall(self, position: Position) -> None:
-        """Go on from here, and leave out what the client's policy says."""
+    def fall(self, position: Position, notices: Iterable[bytes], *, is_slow: bool) -> None:
+        """Go on from here, and leave out what the client's policy says if it is slow."""
         parted = self.own.part(position)
-        if parted:  # not once more by one that has not come back yet
+        self._notices += notices
+        if parted and is_slow:  # not once more by one that has not come back yet
             self._ride.traffic.falls[self._ride.slow] += 1
-        self._leave_out(parted)
+        if is_slow:
+            self._leave_out(parted)
+
+    def shed(self) -> None:
+        """Forget what came from Kafka and was not taken: it is lacked again."""
+        self._backlog.shed()
 
     def _leave_out(self, tps: set[TopicPartition]) -> None:
         if self._ride.slow is SlowClient.SKIP:
@@ -180,11 +194,13 @@ class Alone:
                     self._short |= self.own.part(channel.tail.position_before(chunk.turn))
                 break
             ride.cursor += 1
+            # Before `without`, which may make room in this very ring, so that more is read alone.
+            ends = bool(chunk.ends) and not chunk.ends <= self.own.keys()
+            ride.note(chunk, self.own)
             data = self.own.without(chunk) if self.own else chunk.data
             if data:
                 portion.add(data)
-                ride.note(chunk, self.own)
-            if chunk.ends and not chunk.ends <= self.own.keys():
+            if ends:
                 ride.ended = "offset-out-of-range"
 
     def _own_all(self) -> None:
@@ -209,6 +225,15 @@ class Alone:
         else:
             self._leave_out(self._short)
             self._short = set()
+
+    def _run_out(self) -> None:
+        """Conflate what a client without credit still has to read.
+
+        Who catches up has not been in the ring, and so cannot fall out of it: with less credit
+        than records come, it would lag further and further.
+        """
+        if self._ride.slow is SlowClient.CONFLATE and not self._ride.bounded:
+            self.conflate(self.own.keys() - self._short)
 
     # gaps found out about a place
 

@@ -79,6 +79,11 @@ class Backlog:
         for entry in self._fed.pop(tp, ()):
             self._bytes -= weight(entry)
 
+    def shed(self) -> None:
+        """Drop all that came from Kafka."""
+        for tp in list(self._fed):
+            self.drop_fed(tp)
+
     # taking
 
     def following(self, tp: TopicPartition, log: Log, place: Place) -> Iterator[Entry]:

@@ -16,8 +16,9 @@ from .conflation import latest
 from .counted import Counted, Sum
 from .position import Place, Position
 from .record import Entry, Gap, News, Ready, Reason, Record, TopicPartition
+from .rings import Rings
 from .tail import Item, Tail, Turn
-from .token import overlay, seal
+from .token import seal
 
 ID_BYTES = 64 * 1024  # where ids come in batches: at most this much without one
 OVERHEAD = 256  # bytes that a chunk costs beside its data
@@ -90,8 +91,16 @@ class Follower(Protocol):
     def wake(self) -> None:
         """There is something to take."""
 
-    def fall(self, position: Position) -> None:
-        """Its chunks are dropped: go on alone from this position."""
+    def fall(
+        self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
+    ) -> None:
+        """Go on alone from this position: the chunks that come next are dropped.
+
+        Args:
+            position: Where the follower stood.
+            notices: Events of these chunks that no log has, such as that a partition is ready.
+            is_slow: The follower is to blame, so that what its route does with slow clients holds.
+        """
 
 
 class Channel:
@@ -100,12 +109,14 @@ class Channel:
     view:    digest of what is seen (topics, filter, format); part of every id.
     accepts: the filter; None lets every record through.
     fails:   topics whose clients end where the log lost records (`offsetOutOfRange: fail`).
+    rings:   what the rings of all channels hold, this one's included.
     """
 
     # A client with a filter of its own has this to itself: 0.2 KB, and no more while idle.
     __slots__ = (
         "__weakref__", "_ring", "_text", "_without_id", "accepts", "bytes", "encoder", "fails",
-        "first", "followers", "max_bytes", "round", "sleepers", "spoke", "tail", "total", "view",
+        "first", "followers", "max_bytes", "rings", "round", "sleepers", "spoke", "tail", "total",
+        "view",
     )  # fmt: skip
 
     def __init__(
@@ -117,6 +128,7 @@ class Channel:
         *,
         max_bytes: int = 1 << 20,
         fails: Iterable[str] = (),
+        rings: Rings | None = None,
     ) -> None:
         self.tail = tail
         self.view = view
@@ -124,6 +136,7 @@ class Channel:
         self.accepts = accepts
         self.max_bytes = max_bytes
         self.fails = frozenset(fails)
+        self.rings = Rings() if rings is None else rings
         self.first = 0
         self.bytes = 0
         self.total: Sum | None = None  # of all chunks ever; None on wires that count nothing
@@ -245,7 +258,7 @@ class Channel:
         data = chunk.cohorts.get(key)
         if data is None:
             data = chunk.cohorts[key] = self._render_without(chunk, own, issued)
-            self.bytes += len(data)
+            self._grow(len(data))
         return data
 
     def evict(self, before: int) -> None:
@@ -264,8 +277,21 @@ class Channel:
         if len(self.followers) > FEW or any(f.cursor != self.head for f in self.followers):
             return
         if self.tail.readers.isdisjoint(self.followers):  # by the ring one is slow, or is not yet
+            self.rings.bytes -= self.bytes
             self.first, self.bytes = self.head, 0
             self._ring.clear()
+
+    def drop_taken(self) -> None:
+        """Drop the chunks that every follower has."""
+        self._drop_to(min([self.head, *(follower.cursor for follower in self.followers)]))
+
+    def drop_all(self) -> None:
+        """Drop all chunks to make room; followers who lack any of them go on by themselves.
+
+        Those who are written to in rounds keep up, and the others do if they lack no more than the
+        newest chunk: what their routes do with slow clients is not for them.
+        """
+        self._drop_to(self.head, for_room=True)
 
     def _encode(self, turn: int, events: list[Event]) -> Chunk:
         if events[-1].text is not None:
@@ -274,10 +300,14 @@ class Channel:
         if type(chunk.data) is Counted:
             self.total = chunk.data.sum if self.total is None else self.total + chunk.data.sum
         self._ring.append(chunk)
-        self.bytes += chunk.size
+        self._grow(chunk.size)
+        return chunk
+
+    def _grow(self, size: int) -> None:
+        self.bytes += size
         if self.bytes > self.max_bytes and len(self._ring) > 1:
             self._shrink()
-        return chunk
+        self.rings.grow(size)
 
     def _thin(self, events: list[Event], text: bytes) -> None:
         """Of the marks of a turn and its end, those become ids that lie far enough apart;
@@ -301,13 +331,19 @@ class Channel:
                 kept.append(event)
             elif event.text is not None and kept and kept[-1].text is None:
                 kept[-1] = kept[-1]._replace(text=event.text)
-        own = self.tail.marked(own)
+        own, overlay = self.tail.marked(own), self.tail.overlay
         if not kept:
             return b""
         return self.render(
             event if event.text is None else event._replace(text=overlay(event.text, own, issued))
             for event in kept
         )
+
+    def _notices(self, start: int, stop: int) -> list[bytes]:
+        """Events of some chunks that are of no log: readiness and faults of partitions."""
+        ring, position = self._ring[start - self.first :], self.encoder.position()
+        events = (event for chunk in ring[: stop - start] for event in chunk.events)
+        return [each.head for each in events if each.tp is None and each.head != position]
 
     def _shrink(self) -> None:
         """Half at a time, so that looking for those who fall costs little per chunk."""
@@ -319,18 +355,22 @@ class Channel:
             first += 1
         self._drop_to(first)
 
-    def _drop_to(self, first: int) -> None:
+    def _drop_to(self, first: int, *, for_room: bool = False) -> None:
         if first == self.first:
             return
-        positions: dict[int, Position] = {}
+        left: dict[int, tuple[Position, Sequence[bytes]]] = {}
         for follower in list(self.followers):
-            if follower.cursor < first:
-                turn = self.chunk(follower.cursor).turn
-                if turn not in positions:
-                    positions[turn] = self.tail.position_before(turn)
-                follower.fall(positions[turn])
+            at = follower.cursor
+            if at < first:
+                if at not in left:
+                    position = self.tail.position_before(self.chunk(at).turn)
+                    left[at] = position, self._notices(at, first)
+                lags = follower in self.sleepers and at < self.head - 1
+                follower.fall(*left[at], is_slow=lags or not for_room)
         count = first - self.first
-        self.bytes -= sum(chunk.size for chunk in self._ring[:count])
+        size = sum(chunk.size for chunk in self._ring[:count])
+        self.bytes -= size
+        self.rings.bytes -= size
         del self._ring[:count]
         self.first = first
 

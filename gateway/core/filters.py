@@ -173,6 +173,12 @@ class Filters:
         return own if self.within is None else own | self.within.pointers
 
     @property
+    def by_key(self) -> bool:
+        """Whether they look at nothing but keys: of one key all records pass, or none."""
+        own = not any(each.headers or each.fields for each in self.filters)
+        return own and (self.within is None or self.within.by_key)
+
+    @property
     def keys(self) -> frozenset[bytes] | None:
         """The keys that they name, if no record of another passes."""
         own = _union([each.keys for each in self.filters])
@@ -192,6 +198,10 @@ class Filters:
             if each.matches(record, value):
                 return self.within is None or self.within.matches(record, value)
         return False
+
+
+ALL: Final = Filters()
+"""No filter: everything passes."""
 
 
 def path_of(pointer: str) -> Path:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from math import inf
 from typing import Any, TypeAlias
 
 from .position import NO_EPOCH, Place
@@ -101,6 +102,16 @@ class Log:
             and self.start is not None
             and self.start <= place.offset
         )
+
+    def came_at(self, offset: int) -> float | None:
+        """When the first entry from an offset on was appended; infinity if there is none yet, None
+        if it is not held."""
+        if self.start is None or self.next is None or offset < self.start:
+            return None
+        if offset >= self.next:
+            return inf
+        came: float = self._held[bisect_right(self._nexts, offset, lo=self._first)][-1]
+        return came
 
     def read(self, offset: int) -> Iterator[Entry]:
         """The entries from an offset on that is covered; a gap is cut to what lies after it."""

@@ -53,6 +53,11 @@ class Portion:
         self._events[-1] = self._events[-1]._replace(text=ride.writer(self._own).text())
         self.render()
 
+    def notify(self, heads: Iterable[bytes]) -> None:
+        """Tell what moves no position."""
+        self._events += [Event(None, head, None) for head in heads]
+        self.render()
+
     def send(self, entry: Entry, place: Place) -> None:
         """What leads to a place, if it is seen."""
         ride, channel = self._ride, self._ride.channel

@@ -11,32 +11,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .filters import ALL, Filters
 from .position import UNVERIFIED, Place
 from .record import SnapshotEnd, TopicPartition
 
 
 class Snapshot:
-    """partitions: all of the view's. fresh: those of which the client has nothing. keys: those
-    that the view may show; None for any.
+    """partitions: all of the view's. fresh: those of which the client has nothing. filters: of the
+    view; its table is of what they let through.
 
     ends:    offsets, as far as they are known yet.
     left:    partitions that are not at their ends.
     overdue: those that are left cannot be read now; they are not waited for.
     """
 
-    __slots__ = ("ends", "fresh", "keys", "left", "overdue", "records", "told", "topics")
+    __slots__ = ("ends", "filters", "fresh", "left", "overdue", "records", "told", "topics")
 
     def __init__(
         self,
         topics: Iterable[str],
         partitions: Iterable[TopicPartition],
         fresh: Iterable[TopicPartition],
-        keys: frozenset[bytes] | None = None,
+        filters: Filters = ALL,
     ) -> None:
         self.topics = tuple(topics)
         self.left = set(partitions)
         self.fresh = set(fresh)
-        self.keys = keys
+        self.filters = filters
         self.ends: dict[TopicPartition, int] = {}
         self.records = 0
         self.overdue = self.told = False

@@ -9,7 +9,7 @@ named by `lacks` and `unverified`, and handed in by `feed` and `verified`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..telemetry.traffic import Traffic
 from .alone import Alone
@@ -212,6 +212,11 @@ class Subscription(Ride):
         """Bytes of records from Kafka that wait to be taken."""
         return self.alone.backlog if self.alone is not None else 0
 
+    def shed(self) -> None:
+        """Forget records from Kafka that wait to be taken; they are read again in their turn."""
+        if self.alone is not None:
+            self.alone.shed()
+
     def lacks(self) -> list[tuple[TopicPartition, Place]]:
         """What has to come from Kafka, because no log holds it any more."""
         return self.alone.lacks() if self.alone is not None else []
@@ -235,8 +240,10 @@ class Subscription(Ride):
         self.snapshot.ends[tp] = offset
         self.snapshot.moved(tp, self.own[tp])
 
-    def fall(self, position: Position) -> None:
-        """Fell out of the ring, where its position was this one."""
-        if self.slow is SlowClient.DISCONNECT:
+    def fall(
+        self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
+    ) -> None:
+        """Fell out of the ring, where its position was this one. See `channel.Follower`."""
+        if is_slow and self.slow is SlowClient.DISCONNECT:
             self.ended = "slow"  # its first id may be yet to come: the places are kept
-        self.reader().fall(position)
+        self.reader().fall(position, notices, is_slow=is_slow)

@@ -5,12 +5,18 @@ instant. The table goes on, the edition does not, so every client has a fixed en
 as long as it likes; those who come while nothing changed share one. A key whose record is a
 tombstone is not there. Records without a key are all there, and so is what could not be decoded:
 who is told that this is everything must hear of it.
+
+A filter looks first: what a view may not see replaces nothing in it. So a view that looks at more
+than keys has a table of its own, of the records that it lets through. It is made from a `History`,
+which all such views share: that keeps what was replaced, as far as Kafka still has it. A tombstone
+removes its key for all of them, whatever they let through.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import Protocol, TypeAlias
@@ -35,7 +41,7 @@ class Edition:
     """A table at one instant. `end`: where it goes on from there. `shown`: what views make of
     it, by their channels; see `blocks`."""
 
-    __slots__ = ("_by_key", "end", "entries", "shown", "tp")
+    __slots__ = ("__weakref__", "_by_key", "end", "entries", "shown", "tp")
 
     def __init__(self, tp: TopicPartition, entries: Sequence[Record | Gap], end: Place) -> None:
         self.tp = tp
@@ -132,14 +138,61 @@ class Table:
                 break
             gone.append(key)
         for key in gone:
-            self.bytes -= weight(self._held.pop(key))
+            self._drop(key)
             self._edition = None
 
     def _put(self, record: Record) -> None:
         key: Key = record.offset if record.key is None else record.key
-        before = self._held.pop(key, None)  # popped, so that the later one stands last
-        if before is not None:
-            self.bytes -= weight(before)
+        if key in self._held:
+            self._drop(key)  # so that the later one stands last
         if record.key is None or record.value is not None:
             self._held[key] = record
             self.bytes += weight(record)
+
+    def _drop(self, key: Key) -> None:
+        self.bytes -= weight(self._held.pop(key))
+
+
+class History(Table):
+    """All records of one partition up to `place` that no tombstone has removed, by their offsets:
+    what tables of single views are made of."""
+
+    __slots__ = ("_offsets",)
+
+    def __init__(self, tp: TopicPartition, start: Place) -> None:
+        super().__init__(tp, start)
+        self._offsets: dict[bytes, deque[int]] = {}
+
+    def latest(self, key: bytes, accepts: Callable[[Record], bool]) -> Record | None:
+        """Return the latest record of a key among those that are accepted."""
+        for offset in reversed(self._offsets.get(key, ())):
+            held = self._held[offset]
+            if type(held) is Record and accepts(held):
+                return held
+        return None
+
+    def of(self, keys: Iterable[bytes]) -> list[Record | Gap]:
+        """Return what there is of some keys, and what could not be decoded, in the order of
+        offsets."""
+        found = [entry for entry in self._held.values() if type(entry) is Gap]
+        offsets = [offset for key in keys for offset in self._offsets.get(key, ())]
+        return sorted([*found, *(self._held[offset] for offset in offsets)], key=_offset)
+
+    def _put(self, record: Record) -> None:
+        if record.key is not None and record.value is None:
+            for offset in list(self._offsets.get(record.key, ())):
+                self._drop(offset)
+            return
+        self._held[record.offset] = record
+        self.bytes += weight(record)
+        if record.key is not None:
+            self._offsets.setdefault(record.key, deque()).append(record.offset)
+
+    def _drop(self, key: Key) -> None:
+        held = self._held[key]
+        super()._drop(key)
+        if type(held) is Record and held.key is not None:
+            offsets = self._offsets[held.key]
+            offsets.popleft()  # nothing but the oldest goes, or all of a key from there on
+            if not offsets:
+                del self._offsets[held.key]

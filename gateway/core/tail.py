@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from .log import Log, size_of
 from .position import NO_EPOCH, RETIRED, UNVERIFIED, Place, Position
 from .readiness import Readiness
 from .record import BACK, Entry, Fault, Gap, Ready, Reason, TopicPartition
-from .token import TokenWriter, TopicPlaces
+from .token import TokenWriter, TopicPlaces, overlay
 
 MARK = 8 * 1024  # bytes of entries from one text to the next where ids come in batches
 EXACT_TOKEN = 512  # characters; longer ones are not sent with every event
@@ -79,6 +80,7 @@ class Tail:
         self._writer = TokenWriter(cluster, self._topics())
         self._moves: deque[Position] = deque()
         self._base: Position = dict(self._places)
+        self._found: tuple[int, int, Position] | None = None  # by `position_before`: turn, logs
         self._oldest = 0
 
     @property
@@ -159,9 +161,14 @@ class Tail:
 
     def position_before(self, seq: int) -> Position:
         """The position just before a turn that is not older than `oldest`."""
-        position = dict(self._base)
-        for n in range(seq - self._oldest):
-            position.update(self._moves[n])
+        # Many followers fall from the same turns: a walk from the oldest takes 0.2 ms.
+        start, logs, found = self._found or (-1, 0, self._base)
+        if logs != len(self.logs) or not self._oldest <= start <= seq:
+            start, found = self._oldest, self._base
+        position = dict(found)
+        for moves in islice(self._moves, start - self._oldest, seq - self._oldest):
+            position.update(moves)
+        self._found = seq, len(self.logs), dict(position)
         return position
 
     def forget(self, before: int) -> None:
@@ -170,13 +177,20 @@ class Tail:
             self._base.update(self._moves.popleft())
             self._oldest += 1
 
-    def writer(self, overlay: Mapping[TopicPartition, Place]) -> TokenWriter:
+    def writer(self, places: Mapping[TopicPartition, Place]) -> TokenWriter:
         """A token of its own: this position, with some partitions elsewhere."""
         writer = TokenWriter(self.cluster, self._topics())
         writer.issue(self._writer.issued)
-        for tp, place in self.marked(overlay).items():
+        for tp, place in self.marked(places).items():
             writer.move(tp, place.offset, place.epoch)
         return writer
+
+    def overlay(
+        self, text: bytes, places: Mapping[TopicPartition, Place], issued: int | None = None
+    ) -> bytes:
+        """One of its texts with some partitions elsewhere (`marked`), and perhaps another time of
+        issue."""
+        return overlay(text, self._writer.names, places, issued)
 
     def marked(self, places: Mapping[TopicPartition, Place]) -> Position:
         """Places as they go into a token: it has one id for a topic, so those of an earlier

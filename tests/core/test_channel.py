@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from support.rendering import Rendering
 
@@ -30,12 +32,16 @@ class Lines(Rendering):
 class Follower:
     cursor = 0
     fell: Position | None = None
+    slow: bool | None = None
+    notices: Sequence[bytes] = ()
 
     def wake(self) -> None:
         pass
 
-    def fall(self, position: Position) -> None:
-        self.fell = position
+    def fall(
+        self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
+    ) -> None:
+        self.fell, self.notices, self.slow = position, notices, is_slow
 
 
 def record(tp: TopicPartition, offset: int, size: int = 1) -> Record:
@@ -147,3 +153,69 @@ def test_what_many_have_is_held_for_those_who_come_back():
         follower.cursor = channel.head
     channel.let_go()
     assert channel.first == 0 and channel.joined(0).startswith(b"0")
+
+
+def falling(*cursors: int, sleeping: bool) -> tuple[Channel, list[Follower]]:
+    """A channel of three chunks, which its followers have as far as this, that drops them all."""
+    tail = opened()
+    channel = Channel(tail, b"view-", Lines())
+    followers = [Follower() for _ in cursors]
+    channel.followers = set(followers)
+    channel.sleepers = set(followers) if sleeping else set()
+    for offset in range(3):
+        publish(tail, channel, record(A, offset))
+    for follower, cursor in zip(followers, cursors, strict=True):
+        follower.cursor = cursor
+    channel.drop_all()
+    return channel, followers
+
+
+def test_whoever_is_written_to_in_rounds_is_not_slow_when_room_is_made():
+    """Clients that kept up skipped records, or were disconnected, because the rings of others
+    were full within the turn that brought the records."""
+    channel, followers = falling(0, 2, 3, sleeping=False)
+    assert [follower.slow for follower in followers] == [False, False, None]
+    assert channel.bytes == channel.rings.bytes == 0
+
+
+def test_whoever_is_not_is_slow_if_it_lacks_more_than_the_newest_chunk():
+    _, followers = falling(0, 1, 2, 3, sleeping=True)
+    assert [follower.slow for follower in followers] == [True, True, False, None]
+
+
+def test_readiness_in_dropped_chunks_is_told_all_the_same():
+    """No log has it: a client was never told that a partition was ready."""
+
+    class Telling(Lines):
+        def head(self, entry: Entry) -> bytes | None:
+            return b"ready" if type(entry) is Ready else super().head(entry)
+
+    tail = opened()
+    channel = Channel(tail, b"view-", Telling())
+    follower = Follower()
+    channel.followers = {follower}
+    channel.publish(tail.turn([Ready(B, 0, 0, 0)], 1))
+    publish(tail, channel, record(A, 0))
+    channel.announce()
+    channel.drop_all()
+    assert follower.notices == [b"ready"]
+
+
+def test_a_position_is_the_same_however_it_is_asked_for():
+    tail = opened()
+    for offset in range(6):
+        for tp in (A, B):
+            tail.logs[tp].append(record(tp, offset), 0.0)
+            tail.turn([record(tp, offset)], 1)
+    fresh = [opened() for _ in range(13)]
+    for other in fresh:
+        for offset in range(6):
+            for tp in (A, B):
+                other.logs[tp].append(record(tp, offset), 0.0)
+                other.turn([record(tp, offset)], 1)
+    wanted = [other.position_before(seq) for seq, other in enumerate(fresh)]
+    for seq in (3, 3, 9, 12, 5, 6, 0, 12):
+        assert tail.position_before(seq) == wanted[seq]
+    tail.forget(5)
+    for seq in (12, 5, 7):
+        assert tail.position_before(seq) == wanted[seq]

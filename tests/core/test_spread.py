@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +51,9 @@ class Follower:
 
     def wake(self) -> None: ...
 
-    def fall(self, position: Position) -> None:
+    def fall(
+        self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
+    ) -> None:
         self.fell = position
 
 

@@ -10,6 +10,7 @@ from gateway.core.filters import Filters
 from gateway.core.log import Log
 from gateway.core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
 from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
+from gateway.core.rings import Rings
 from gateway.core.slow import SlowClient
 from gateway.core.spread import Spread
 from gateway.core.subscription import Subscription
@@ -288,6 +289,42 @@ def test_one_without_credit_that_the_ring_is_past_is_slow(credit: int):
     assert (got, sub.ended) == (first, "slow")
     sub, got = behind(SlowClient.CATCH_UP)
     assert [line.split()[2] for line in got] == [str(offset) for offset in range(21)]
+
+
+def test_one_that_catches_up_with_less_credit_than_records_come_is_conflated_too():
+    """A partition that was read alone from the start was in no ring, so nothing told that its
+    client was slow: with `maxRate` below what was written it lagged further with each record."""
+
+    def keyed(offset: int) -> Record:
+        return record(A, offset)._replace(key=b"key %d" % (offset % 3))
+
+    gateway = Gateway(ring=2000)
+    gateway.turn(*map(keyed, range(30)))
+    sub = gateway.subscribe((A, Place(0)), credit=0, slow=SlowClient.CONFLATE)
+    got: list[int] = []
+    lags: list[int] = []
+    for end in range(40, 1040, 10):
+        gateway.turn(*map(keyed, range(end - 10, end)))
+        sub.credit = 4
+        got += [int(line.split()[2]) for line in taken(sub)]
+        lags.append(end - 1 - got[-1])
+    assert got == sorted(set(got))
+    assert max(lags) < 100, "it never lags further than the ring and what it began with"
+    assert lags.count(0) > 10, "and is live again and again"
+
+
+@pytest.mark.parametrize("slow", SlowClient)
+def test_one_that_keeps_up_loses_nothing_when_its_chunks_make_room(slow: SlowClient):
+    """It was treated as its route treats slow clients."""
+    gateway = Gateway(rings=Rings(0, lambda: [gateway.channel]))
+    sub = gateway.subscribe(slow=slow)
+    gateway.channel.sleepers.clear()  # it is written to in rounds
+    got: list[str] = []
+    for offset in range(5):
+        gateway.records(A, offset)
+        got += taken(sub)
+    assert [line.split()[2] for line in got] == [str(offset) for offset in range(5)]
+    assert sub.ended is None
 
 
 @pytest.mark.parametrize("slow", [SlowClient.SKIP, SlowClient.DISCONNECT])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from gateway.core.conflation import weight
 from gateway.core.position import Place
 from gateway.core.record import Entry, Gap, Reason, Record, Skip, TopicPartition
-from gateway.core.table import Table
+from gateway.core.table import History, Table
 
 A = TopicPartition("prices", 0)
 
@@ -100,3 +100,44 @@ def test_the_latest_of_one_key_is_looked_up_whatever_came_behind_it():
     latest = record(2, b"a")
     made = table(record(0, b"a"), record(1, b"b"), latest, record(3, b"b", None), record(4, None))
     assert [made.get(key) for key in (b"a", b"b", b"c")] == [latest, None, None]
+
+
+def history(*entries: Entry) -> History:
+    made = History(A, Place(0))
+    assert made.apply(entries)
+    return made
+
+
+def test_a_history_keeps_what_was_replaced_until_a_tombstone_or_retention_takes_it():
+    made = history(record(0, b"a"), record(1, b"b"), record(2, b"a"), record(3, None))
+    assert [entry.offset for entry in made.edition().entries] == [0, 1, 2, 3]
+    assert [entry.offset for entry in made.of([b"a", b"nobody"])] == [0, 2]
+    made.apply([record(4, b"a", None), record(5, b"a", b"new")])
+    assert [entry.offset for entry in made.edition().entries] == [1, 3, 5]
+    made.prune(2)
+    assert made.edition().entries == [record(3, None), record(5, b"a", b"new")]
+    assert made.bytes == sum(weight(entry) for entry in made.edition().entries)
+    assert made.of([b"b"]) == []
+
+
+records_of_keys = st.tuples(
+    st.sampled_from([b"a", b"b", None]), st.sampled_from([b"x", b"y", None])
+)
+
+
+@given(st.lists(records_of_keys, max_size=30), st.integers(0, 30))
+def test_the_latest_that_is_accepted_is_found_in_a_history(
+    written: list[tuple[bytes | None, bytes | None]], start: int
+):
+    """As by looking at each record: what is not accepted replaces nothing, and a tombstone
+    removes its key for all."""
+    records = [record(n, key, value) for n, (key, value) in enumerate(written)]
+    made = history(*records)
+    made.prune(start)
+    for key in (b"a", b"b"):
+        mine = [each for each in records if each.key == key and each.offset >= start]
+        gone = max((e.offset for e in records if e.key == key and e.value is None), default=-1)
+        wanted = [each for each in mine if each.value == b"x" and each.offset > gone]
+        found = made.latest(key, lambda each: each.value == b"x")
+        assert found == (wanted[-1] if wanted else None)
+    assert made.bytes == sum(weight(entry) for entry in made.edition().entries)

@@ -48,7 +48,7 @@ def test_a_position_that_was_moved_to_reads_as_one_written_at_once(moves):
 
 
 VIEW = digest("view")
-PLACES = st.lists(st.tuples(OFFSETS, st.integers(RETIRED, 2**31)), max_size=40)
+PLACES = st.lists(st.tuples(OFFSETS, st.integers(RETIRED, 2**31 - 1)), max_size=40)
 
 
 def token_of(places: list[tuple[int | None, int]], issued: int = 1) -> bytes:
@@ -101,7 +101,8 @@ def test_an_overlay_is_the_token_with_some_partitions_elsewhere(
     text = TokenWriter(
         "cluster", [TopicPlaces("orders", "id", [o for o, _ in places], [e for _, e in places])], 5
     ).text()
-    laid = overlay(text, {TopicPartition("orders", p): Place(o, e) for p, (o, e) in own.items()})
+    elsewhere = {TopicPartition("orders", p): Place(o, e) for p, (o, e) in own.items()}
+    laid = overlay(text, ["orders"], elsewhere)
     topic = decode(seal(laid, VIEW).decode()).among(["orders"])["orders"]
     wanted = list(places) + [(None, NO_EPOCH)] * (max(own, default=0) + 1 - len(places))
     for p, place in own.items():
