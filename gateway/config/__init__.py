@@ -35,6 +35,7 @@ from .security import Sasl, Security, Tls
 from .settings import Settings
 from .telemetry import Influx, Logs, Metrics, Telemetry, Traces
 from .template import Template
+from .tokens import Tokens
 from .units import Rate
 from .values import Values
 from .values import read as read_values
@@ -76,6 +77,7 @@ __all__ = [
     "Telemetry",
     "Template",
     "Tls",
+    "Tokens",
     "Topic",
     "Traces",
     "Transform",

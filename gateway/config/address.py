@@ -70,6 +70,11 @@ def host(value: object) -> str:
     return given
 
 
+def _host_name(value: object) -> str:
+    """As `host`; or `*` for any."""
+    return "*" if text(value) == "*" else host(value)
+
+
 def _servers(value: object) -> tuple[str, ...] | Literal["embedded"]:
     if isinstance(value, str) and value.strip() == "embedded":
         return "embedded"
@@ -136,6 +141,9 @@ _SERVER = r":[0-9]+$|\$\{"
 
 Host: TypeAlias = Annotated[
     str, BeforeValidator(host), WithJsonSchema({"type": "string", "minLength": 1})
+]
+HostName: TypeAlias = Annotated[
+    str, BeforeValidator(_host_name), WithJsonSchema({"type": "string", "minLength": 1})
 ]
 Url: TypeAlias = Annotated[
     str, BeforeValidator(url), WithJsonSchema({"type": "string", "pattern": "^https?://"})

@@ -11,7 +11,7 @@ from typing import Any
 
 from .clusters import sections
 from .expression import nearest
-from .guarded import guarded
+from .guarded import guarded, is_loopback
 from .section import Problem
 from .substitution import Unsettled, shown
 
@@ -26,6 +26,10 @@ PATHS: Mapping[str, frozenset[str]] = {
     "admin": frozenset({"adm"}),
 }
 """First segments of paths, by the section that serves them."""
+EXPOSED = (
+    "the sidecar asks nobody who they are, and listen.host lets other machines in; add "
+    "sidecar.guarded, use 127.0.0.1, or add `exposed: true`"
+)
 _WITH_SCHEMA = frozenset({"avro", "jsonschema", "protobuf", "1", "3", "4"})
 ALWAYS = frozenset({"/docs", "/docs.css", "/openapi.json", "/health/liveness", "/health/readiness"})
 
@@ -37,6 +41,7 @@ def sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
     written = _map(raw.get("sidecar"))
     for problem in guarded(raw, written):
         yield problem._replace(way=("sidecar", *problem.way))
+    yield from _exposed(raw, written)
     yield from _cluster(raw, written)
     yield from _catalog(raw, written)
     workers = _map(raw.get("listen")).get("workers", 1)
@@ -49,6 +54,16 @@ def sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
         what = "each worker would ask every query, and the back end get all rows from each"
         yield Problem(("sidecar", "ksqldb", "queries"), f"{what}; set listen.workers: 1", key=True)
     yield from _reactive(raw, written, str(workers) != "1" and not isinstance(workers, Unsettled))
+
+
+def _exposed(raw: Mapping[str, Any], written: Mapping[Any, Any]) -> Iterator[Problem]:
+    """Whoever reaches the port may do all that the sidecar does: never by accident."""
+    host = _map(raw.get("listen")).get("host", "127.0.0.1")
+    if not isinstance(host, str) or isinstance(host, Unsettled) or is_loopback(host):
+        return
+    allowed = written.get("exposed") in (True, "true")
+    if not allowed and not _map(written.get("guarded")) and PATHS.keys() & written.keys():
+        yield Problem(("sidecar",), EXPOSED, key=True)
 
 
 def takes(raw: Mapping[str, Any], path: str) -> bool:

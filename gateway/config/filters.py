@@ -29,6 +29,7 @@ from .substitution import shown
 LONGEST: Final = 16 * 1024  # characters of a client's filter
 LISTED: Final = 100  # values of an `in`; fields
 CONDITIONS: Final = 64  # of a client's filter in all
+MAX_FILTERS: Final = CONDITIONS  # repetitions of `?filter=`: each has a condition
 POINTER: Final = 1024  # characters
 
 _PARTS = ("key", "headers", "value")
@@ -50,7 +51,12 @@ def filters_of_all(given: Iterable[object]) -> Filters:
     Raises ValueError saying what to write.
     """
     read, made = _Reader(), Filters()
-    parsed = [_parsed(one) for one in given if one is not None]
+    told = [one for one in given if one is not None]
+    if len(told) > MAX_FILTERS:
+        raise ValueError(f"{len(told)} filters are given; give at most {MAX_FILTERS}")
+    if sum(len(one) for one in told if isinstance(one, str)) > LONGEST:
+        raise ValueError(f"the filter has more than {LONGEST} characters; ask for less")
+    parsed = [_parsed(one) for one in told]
     short = [one for one in parsed if isinstance(one, Short)]
     for one in (*merged(short), *(one for one in parsed if not isinstance(one, Short))):
         made = made.narrowed(read.filters(one))

@@ -27,6 +27,10 @@ CertificateField = Literal[
 """Of the subject, or with small letters of its alternative names (RFC 5280 4.2.1.6)."""
 
 
+TOLD = frozenset({"x-forwarded-method", "x-forwarded-uri"})
+"""Headers of which a client's own, beside the gateway's, could be taken for them."""
+
+
 class Forward(Section):
     """What of a request the application is shown; without any of it, it is not asked."""
 
@@ -68,6 +72,11 @@ class Http(Section):
         shown = forward if isinstance(forward, Mapping) else {}
         if shown.get("headers") in ([], ()) and not shown.get("query"):
             yield Problem(("forward",), "shows it nothing; add headers or query")
+        listed = shown.get("headers")
+        for index, name in enumerate(listed if isinstance(listed, (list, tuple)) else ()):
+            if isinstance(name, str) and name.lower() in TOLD:
+                what = f"{name.lower()} is what the gateway itself tells the application; remove it"
+                yield Problem(("forward", "headers", index), what)
 
 
 class X509(Section):

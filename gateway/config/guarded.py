@@ -92,6 +92,40 @@ def masked(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem
                 near = nearest(str(name), names, "add it to guarded")
                 what = f"this route is not guarded by '{name}'; {near}"
                 yield Problem(("with", "fields", index, "guarded", str(name)), what, key=True)
+    yield from _unmasked(_list(_map(route.get("with")).get("fields")))
+
+
+def _unmasked(fields: list[Any]) -> Iterator[Problem]:
+    """Find fields for some only that everybody is shown all the same who is shown another one: the
+    same field, or one that it is a part of, with no more asked for. A client is shown all fields
+    that it may see, so what is asked for the smaller one would never count."""
+    asked = [(_pointer(each), _requirements(each)) for each in fields]
+    for index, (pointer, wanted) in enumerate(asked):
+        if pointer is None or not wanted:
+            continue
+        for other, (above, less) in enumerate(asked):
+            if other == index or above is None or not less <= wanted:
+                continue
+            if (above, less) == (pointer, wanted):
+                continue  # the same, twice
+            if pointer == above or pointer.startswith(f"{above}/"):
+                whom = "to everybody" if not less else "to whoever is shown that one"
+                what = f"'{pointer}' is shown {whom} by fields[{other}], '{above}'"
+                hint = "list what stands beside it there instead, or guard that one, too"
+                yield Problem(("with", "fields", index, "field"), f"{what}; {hint}")
+                break
+
+
+def _pointer(field: object) -> str | None:
+    pointer = field if isinstance(field, str) else _map(field).get("field")
+    return pointer if isinstance(pointer, str) else None
+
+
+def _requirements(field: object) -> frozenset[tuple[str, str]]:
+    """The guards that a client must have been granted something by, and each of the roles."""
+    guarded = _map(_map(field).get("guarded"))
+    names = {(str(name), "") for name in guarded}
+    return frozenset(names | {(str(n), str(role)) for n in guarded for role in _list(guarded[n])})
 
 
 def _granted(way: tuple[str, str], roles: object, guard: Mapping[Any, Any]) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from .credentials import BEARER, Credentials
-from .fields import Duration, Text, within
+from .fields import Duration, Flag, Text, within
 from .jwk import SHARED, Algorithm, Keys
 from .section import Problem, Section, refusal
 from .units import show_duration
@@ -60,6 +60,15 @@ class Jwt(Section):
         default=0.0,
         description="How wrong the issuer's clock may be, for `exp` and `nbf`. For operators.",
     )
+    require_expiry: Flag = Field(
+        default=False,
+        description="Refuse tokens without `exp`. For access control.",
+    )
+    max_lifetime: Annotated[Duration, within(1, 10 * 365 * 86_400)] = Field(
+        default=86_400.0,
+        description="How long a token without `exp` is good, from its `iat` on; one without `iat` "
+        "from each connect on. For access control.",
+    )
     credentials: Credentials = Field(
         default=BEARER, description="From where a token is taken. For clients without headers."
     )
@@ -83,6 +92,9 @@ class Jwt(Section):
     def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
         if raw.get("algorithms") in ([], ()):
             yield Problem(("algorithms",), "is empty; list at least one, or leave it out")
+        if raw.get("requireExpiry") in (True, "true") and "maxLifetime" in raw:
+            what = "'maxLifetime' is for tokens without `exp`, which requireExpiry refuses"
+            yield Problem(("maxLifetime",), f"{what}; remove it", key=True)
 
     @model_validator(mode="after")
     def _agreed(self) -> Self:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from .address import Host, Origin, Proxies
+from .address import Host, HostName, Origin, Proxies
 from .fields import Duration, File, Flag, Number, Rate, Text, within
 from .section import Problem, Section
 
@@ -112,8 +112,8 @@ class Limits(Section):
     )
     rate: Rate | None = Field(
         default=None,
-        description="New connections of one address in so much time, such as 20/s, also those that "
-        "guards refuse. For gateways that strangers reach.",
+        description="Requests of one address in so much time, such as 20/s, also those that guards "
+        "refuse, and what sockets ask beyond 100 messages. For gateways that strangers reach.",
     )
     burst: Annotated[Number, within(1, 10**7, str)] | None = Field(
         default=None,
@@ -129,6 +129,12 @@ class Limits(Section):
 
 class Listen(Section):
     host: Host = Field(default="127.0.0.1", description="Address to bind; 0.0.0.0 for containers.")
+    hosts: tuple[HostName, ...] = Field(
+        default=(),
+        description="Names that clients may ask by, besides addresses, localhost and `host`; "
+        "'*' for any. Without it a loopback `host` takes no others, and any other `host` takes "
+        "all. Against pages whose name is made to lead here.",
+    )
     port: Annotated[Number, within(0, 65_535, str)] = Field(
         default=8080, description="Port to bind, 0 for a free one. For operators and tests."
     )

@@ -42,6 +42,7 @@ def reloaded(running: Settings, written: Settings) -> Reloaded:
         "name": _kept(running.name, written.name, "name", kept),
         "admin": _admin(running.admin, written.admin, kept),
         "sidecar": _kept(running.sidecar, written.sidecar, "sidecar", kept),
+        "tokens": _kept(running.tokens, written.tokens, "tokens", kept),
         "listen": _taken(running.listen, written.listen, LISTEN, "listen.", kept),
         "kafka": _clusters(running, written, kept),
         "telemetry": _taken(

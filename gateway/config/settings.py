@@ -20,6 +20,7 @@ from .route import Route
 from .section import Problem, Section
 from .sidecar import Sidecar
 from .telemetry import Telemetry
+from .tokens import Tokens
 from .units import show_size
 from .warning import warnings
 
@@ -57,6 +58,9 @@ class Settings(Section):
     pipelines: Pipelines | None = Field(
         default=None,
         description="Spark jobs from topics to topics; none by default. For data teams.",
+    )
+    tokens: Tokens = Field(
+        default=Tokens(), description="What resume tokens are trusted by. For public gateways."
     )
     memory: Annotated[Size, within(1024**2, 1024**5, show_size)] = Field(
         default=1024**3,

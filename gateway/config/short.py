@@ -8,6 +8,7 @@ A name or list in which `=`, `<`, `>`, `^` or a comma stands is written as JSON.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -45,16 +46,20 @@ class Short(NamedTuple):
 
 
 def merged(given: Iterable[Short]) -> list[dict[str, Any]]:
-    """Filters, all of which must match, as few as can be: /a>=1 and /a<9 are one range."""
+    """Filters, all of which must match, as few as can be: /a>=1 and /a<9 are one range.
+
+    The first `/a>=` goes into the first of them, the second into the second: each has one place,
+    which nobody looks for.
+    """
     rounds: list[dict[tuple[str, str], dict[str, Any]]] = []
+    before: Counter[tuple[str, str, str]] = Counter()
     for part, name, condition in sorted(given, key=repr):
-        for conditions in rounds:
-            there = conditions.setdefault((part, name), {})
-            if not there.keys() & condition.keys():
-                there |= condition
-                break
-        else:
-            rounds.append({(part, name): dict(condition)})
+        (kind,) = condition
+        at = before[part, name, kind]
+        before[part, name, kind] += 1
+        if at == len(rounds):
+            rounds.append({})
+        rounds[at].setdefault((part, name), {}).update(condition)
     return [_filter(conditions) for conditions in rounds]
 
 

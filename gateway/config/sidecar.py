@@ -342,6 +342,11 @@ class Health(Section):
     downstream_path: Text = Field(default="/health", description="Its path. For pods.")
 
 
+_SERVED = (
+    "producer", "consumer", "reactive", "ksqldb", "admin", "audit", "dead_letter", "replay",
+)  # fmt: skip
+
+
 class Sidecar(Section):
     kafka: Text | None = Field(
         default=None, description="The cluster, of several. For configurations with more than one."
@@ -355,6 +360,11 @@ class Sidecar(Section):
         default={},
         description="Guards, and the roles that they must grant besides kafka:w and kafka:r. For "
         "access control.",
+    )
+    exposed: Flag = Field(
+        default=False,
+        description="Allow it without guards where other machines reach it. For networks of which "
+        "each machine may read and write all.",
     )
     topics: dict[TopicName, Formats] = Field(
         default={}, description="Formats of single topics. For back ends."
@@ -374,6 +384,12 @@ class Sidecar(Section):
         default=None, description="Records that are read once more. For operators."
     )
     health: Health = Field(default=Health(), description="/health. For Kubernetes.")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it answers anybody who reaches it, and nobody said that it may."""
+        served = any(getattr(self, name) is not None for name in _SERVED)
+        return served and not self.guarded and not self.exposed
 
     def key_format(self, topic: str, otherwise: str) -> str:
         """Of the keys of a topic."""

@@ -7,11 +7,12 @@ refused: 30 what?
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+
+from .expression import closest
 
 DURATIONS: Mapping[str, Decimal] = {
     "ms": Decimal("0.001"),
@@ -154,5 +155,5 @@ def _nearest(unit: str, units: Mapping[str, Decimal]) -> str | None:
     if (word := _WORDS.get(unit.lower())) in units:
         return word
     folded = {known.lower(): known for known in units}
-    close = difflib.get_close_matches(unit.lower(), folded, n=1, cutoff=0.5)
-    return folded[close[0]] if close else None
+    close = closest(unit.lower(), folded, cutoff=0.5)
+    return folded[close] if close else None

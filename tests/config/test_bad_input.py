@@ -13,6 +13,10 @@ KAFKA = "kafka: {servers: [localhost:9092], topics: [{name: orders}, {name: stoc
 TOPIC = "kafka:\n  servers: [localhost:9092]\n  topics:\n    - name: orders\n      "
 ROUTE = KAFKA + "routes:\n  - when: [{path: '/events/{customer}'}]\n    with:\n      "
 SASL = "kafka:\n  servers: [localhost:9092]\n  security:\n    "
+MASKED = (
+    KAFKA + "guards:\n  g: {type: jwt, keys: 'http://k'}\n"
+    "routes:\n- when: [{path: /a}]\n  guarded: {g: []}\n  with: {topic: orders, fields: "
+)
 JWT = "guards:\n  jwt0: {type: jwt, keys: http://keys, attributes: {region: zone}}\n"
 
 CASES = {
@@ -273,6 +277,22 @@ CASES = {
                             "fields[1] 'name' JSON pointer"),
     "no fields": (ROUTE + "topic: orders\n      fields: §[]\n", "fields empty pointer"),
     "fields as text": (ROUTE + "topic: orders\n      fields: §/id\n", "fields list '/id'"),
+    "a field for some below one for all": (
+        MASKED + "[/id, /customer, {field: §/customer/email, guarded: {g: [support]}}]}\n",
+        "fields[2] '/customer/email' everybody fields[1] '/customer' guard"),
+    "a field for some that is for all, too": (
+        MASKED + "[{field: §/email, guarded: {g: []}}, /email]}\n", "'/email' everybody fields[1]"),
+    "a field for some within a list for all": (
+        MASKED + "[/items, {field: §/items/0/price, guarded: {g: []}}]}\n", "'/items' everybody"),
+    "a field for some below one for more": (
+        MASKED + "[{field: /a, guarded: {g: []}}, {field: §/a/b, guarded: {g: [support]}}]}\n",
+        "'/a/b' whoever fields[0] '/a'"),
+    "a sidecar for everybody": (
+        KAFKA + "listen: {host: 0.0.0.0}\n§sidecar: {producer: {}}\n",
+        "nobody sidecar.guarded 127.0.0.1 exposed: true"),
+    "a sidecar for everybody by a name": (
+        KAFKA + "listen: {host: gateway.internal}\n§sidecar: {admin: {}, exposed: false}\n",
+        "nobody sidecar.guarded"),
     "nothing allowed": (ROUTE + "topic: '${params.customer}'\n      allow: §[]\n", "allow empty"),
     "pattern of another kind": (
         ROUTE + "topic: '${params.customer}'\n      allow: [orders, §'pay-?']\n", "'pay-?' pay-*"),
@@ -441,6 +461,15 @@ CASES = {
     "application that is shown the length": (
         KAFKA + "guards: {g: {type: http, url: http://a, forward: {headers: [§Content-Length]}}}\n",
         "header"),
+    "application that is shown a method by the client": (
+        KAFKA + "guards: {g: {type: http, url: http://a,\n"
+        "  forward: {headers: [cookie, §X-Forwarded-Method]}}}\n",
+        "guards.g.forward.headers[1] x-forwarded-method itself remove"),
+    "end of tokens that are refused": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://a, requireExpiry: true, §maxLifetime: 1h}}\n",
+        "maxLifetime requireExpiry remove"),
+    "tokens good for no time": (
+        KAFKA + "guards: {g: {type: jwt, keys: http://a, maxLifetime: §0s}}\n", "maxLifetime"),
     "attribute of nobody": (
         KAFKA + "guards: {g: {type: inline, users: {a: {token: t, attributes: {zone: a}}}}}\n"
         "routes:\n- when: [{path: /a}]\n  guarded: {g: []}\n"

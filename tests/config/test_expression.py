@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.config.expression import Expression, escape, join, nearest, show, split
+from gateway.config.expression import Expression, closest, escape, join, nearest, show, split
 
 
 def test_a_text_is_split_into_literals_and_expressions():
@@ -61,3 +61,11 @@ def test_the_nearest_name_else_all_of_them_else_what_to_do():
     assert nearest("x", ["stock"]) == "use stock"
     assert nearest("x", [], "add it") == "add it"
     assert nearest("x", [f"t{i:03}" for i in range(40)]).endswith("t011, ...")
+
+
+def test_the_nearest_word_is_found_among_thousands():
+    known = [f"topic-{n}" for n in range(5000)]
+    assert closest("topik-17", known) in ("topic-17", "topic-1", "topic-7")
+    assert closest("x" * 1_000_000, known) is None
+    assert closest("topic", ["t" * 1_000_000, "topics"]) == "topics"
+    assert closest("zzz", known) is None and closest("a", []) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from decimal import Decimal
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.config import fields_of, filters_of, filters_of_all
 from gateway.config.filters import CONDITIONS, LISTED, LONGEST
+from gateway.config.short import Short, merged
 from gateway.core.conditions import Condition
 from gateway.core.filters import Filter, Filters
 from gateway.core.record import Record, TopicPartition
@@ -242,3 +244,33 @@ def test_what_are_no_fields_is_told(given: object, words: str):
     with pytest.raises(ValueError) as raised:
         fields_of(given)
     assert all(word in str(raised.value) for word in words.split()), raised.value
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["/a", "/b", "key", "header.h"]),
+                  st.sampled_from(["=", ">=", "<", "^="]), st.sampled_from("123")),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_short_forms_are_as_few_filters_as_can_be(given: list[tuple[str, str, str]]):
+    """They are put where there is room for their kind, without looking for it."""
+    shorts = [Short.parse("".join(each)) for each in given]
+    found = merged(shorts)
+    kinds = Counter((site, sign) for site, sign, _ in given)
+    assert len(found) == max(kinds.values(), default=0)
+    said = [
+        (name, kind, value)
+        for one in found
+        for part, conditions in one.items()
+        for name, condition in ([("key", conditions)] if part == "key" else conditions.items())
+        for kind, value in condition.items()
+    ]
+    assert len(said) == len(given)
+
+
+def test_more_filters_than_there_may_be_conditions_are_refused_unread():
+    with pytest.raises(ValueError, match="65 filters are given; give at most 64"):
+        filters_of_all(["{"] * 65)
+    with pytest.raises(ValueError, match="more than 16384 characters"):
+        filters_of_all(["{" + " " * 9000] * 2)

@@ -75,6 +75,10 @@ def test_all_of_it_is_written_back_as_it_is_read():
         ("{forwarded: [10.0.0.0/8, proxy]}", "forwarded[1] 'proxy' address or network"),
         ("{forwarded: [10.0.0.1/8]}", "forwarded[0] '10.0.0.1/8' address or network"),
         ("{forwarded: [10]}", "forwarded[0] text 10 quotes"),
+        ("{hosts: ['shop.example:80']}", "listen.hosts[0] 'shop.example:80' without port"),
+        ("{hosts: ['http://shop.example']}", "listen.hosts[0] no host"),
+        ("{hosts: ['*.shop.example']}", "listen.hosts[0] no host"),
+        ("{host: ['*']}", "listen.host"),
     ],
 )
 def test_what_is_wrong_is_told(text: str, words: str):
@@ -94,12 +98,13 @@ def test_editors_are_told_the_same():
     good: list[Any] = [
         {"workers": 3, "limits": {"connections": 1, "perAddress": "${env.X}"}},
         {"forwarded": True}, {"forwarded": ["10.0.0.0/8"]}, {"forwarded": "${env.PROXIES}"},
-        {"drainTimeout": "500ms"},
+        {"drainTimeout": "500ms"}, {"hosts": ["shop.example", "*"]},
         {"limits": {"rate": "20/s", "burst": 40, "perIdentity": 5}},
     ]  # fmt: skip
     bad: list[Any] = [
         {"workers": "3"}, {"limits": {"connection": 1}}, {"forwarded": "10.0.0.1"},
-        {"forwarded": []}, {"forwarded": [1]}, {"drainTimeout": 5}, {"limits": {"rate": 20}},
+        {"hosts": "shop.example"}, {"forwarded": []}, {"forwarded": [1]}, {"drainTimeout": 5},
+        {"limits": {"rate": 20}},
     ]  # fmt: skip
     assert [errors(section) for section in good] == [0] * len(good)
     assert all(errors(section) for section in bad)
