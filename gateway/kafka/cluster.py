@@ -22,6 +22,7 @@ from .config_messages import DescribeConfigsRequest
 from .connections import Connections, Role
 from .coordinators import Coordinators
 from .fetch_messages import Fetched, Want
+from .inflation import Inflation
 from .messages import TopicAnswer
 from .metadata import Metadata
 from .quiet import quieten
@@ -96,6 +97,7 @@ class Cluster:
             hedge=settings.metadata_hedge,
         )
         self.coordinators = Coordinators(self)
+        self.inflation = Inflation()
 
     async def __aenter__(self) -> Cluster:
         await self.start()

@@ -34,7 +34,7 @@ def uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def read_uvarint(data: bytes, pos: int) -> tuple[int, int]:
+def read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
     """An unsigned varint and the position after it. Raises IndexError at the end of data."""
     byte = data[pos]
     if byte < 0x80:

@@ -24,7 +24,7 @@ from . import offsets
 from .changes import DENIED, Change
 from .cluster import Cluster
 from .connections import Role
-from .job import Job
+from .job import Job, Rest
 from .lane import NEWCOMER, Lane
 from .rounds import Round
 from .understanding import Understand, as_it_is
@@ -173,6 +173,23 @@ class Fetcher:
         except RegistryUnavailable:  # logged by who asked
             if job.flight is flight:
                 self.hinder(job, Cause.REGISTRY, None)
+        except Exception:
+            if job.flight is flight:
+                self.hinder(job, Cause.UNEXPECTED, None)
+            raise
+        if job.flight is flight:
+            self.release(job)
+            self.kick()
+
+    def go_on(self, job: Job, rest: Rest) -> None:
+        """Not all that was fetched of it is handed over yet. Until it is, its broker's other
+        partitions go on, and nothing more is asked for this one."""
+        self.release(job)
+        self._spawn(self._go_on(job, self._fly([job.reading.tp]), rest))
+
+    async def _go_on(self, job: Job, flight: object, rest: Rest) -> None:
+        try:
+            await rest(lambda: job.flight is flight)
         except Exception:
             if job.flight is flight:
                 self.hinder(job, Cause.UNEXPECTED, None)

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Collection, Coroutine
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,9 @@ from gateway.core.recovery import RULES, Action, Backoff, Cause, cause_of
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, PartitionFailed
 from gateway.telemetry.about import apart
 
-from .batches import decode
+from .batches import BULK_RECORDS, slices
 from .cluster import Cluster
+from .decoding import Decoded, Decoding
 from .fetch import fetch_on
 from .fetch_messages import Fetched, Want
 from .offsets import Offset, code_of
@@ -32,6 +34,7 @@ log = logging.getLogger(__name__)
 OUT_OF_RANGE = 1
 REPLICA_FOR = 300.0  # seconds that a nearer replica is read from until the leader is asked again
 TRIES = 3  # of a batch that makes no sense
+EXPANSION = 16  # times what one fetch may bring: kept of it, once decompressed
 AWAY = 0.25  # seconds until metadata is looked at again for a partition without a leader
 
 
@@ -166,7 +169,8 @@ class Intake:
     def _ended(self, task: asyncio.Task[None], some: list[Held]) -> None:
         self._tasks.discard(task)
         for held in some:
-            held.flight = None
+            if held.flight is task:
+                held.flight = None
         self.news.set()
         if not task.cancelled() and task.exception() is not None:
             now = asyncio.get_running_loop().time()
@@ -250,15 +254,34 @@ class Intake:
             self._decoded(held, fetched)
 
     def _decoded(self, held: Held, fetched: Fetched) -> None:
-        tp, offset = held.tp, held.fetched
-        got = decode(
-            tp,
+        decoding = Decoding(
+            held.tp,
             fetched.records,
-            offset,
+            held.fetched,
             aborted=fetched.aborted,
             read_committed=self.isolation == 1,
             end=fetched.high_watermark,
         )
+        if not decoding.is_large:
+            self._took(held, decoding.read(BULK_RECORDS))
+        if not decoding.done:
+            self._spawn(self._rest(held, decoding), [held])
+
+    async def _rest(self, held: Held, decoding: Decoding) -> None:
+        """What is too much to be kept is fetched again, once there is room."""
+        lineage = held.lineage
+        async with aclosing(slices(decoding, self.cluster.inflation, BULK_RECORDS)) as some:
+            async for got in some:
+                if self.held.get(held.tp) is not held or held.lineage != lineage:
+                    return
+                self._took(held, got)
+                self.news.set()
+                if held.size >= EXPANSION * self.partition_bytes:
+                    return
+                await asyncio.sleep(0)
+
+    def _took(self, held: Held, got: Decoded) -> None:
+        tp, offset = held.tp, held.fetched
         for entry in got.entries:
             if isinstance(entry, Gap):
                 log.error("%s is damaged from %s to %s; passed over", tp, entry.offset, entry.next)

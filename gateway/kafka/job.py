@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 from uuid import UUID
 
 from gateway.core.position import NO_EPOCH
@@ -11,6 +13,9 @@ from gateway.core.reading import Reading
 from .fetch_messages import MAX_BYTES, Want
 
 _new = tuple.__new__  # 0.2 us less than `Want(...)`
+
+Rest: TypeAlias = Callable[[Callable[[], bool]], Awaitable[None]]
+"""Hands over the rest of an answer for a job, for as long as what it is given returns True."""
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.core import reading as core
@@ -19,10 +21,11 @@ from gateway.core.record import Entry, Gap, Reason, TopicPartition
 from gateway.core.recovery import RULES, Action, Cause, cause_of
 from gateway.errors import BrokerUnavailable, KafkaError
 
-from .batches import decode
+from .batches import BULK_RECORDS, gather, slices
 from .connections import Role
+from .decoding import SLICE_RECORDS, Decoded, Decoding
 from .fetch_messages import Fetched
-from .job import Job
+from .job import Job, Rest
 from .offsets import READ_COMMITTED, READ_UNCOMMITTED, code_of
 from .rounds import SWEEP, Round
 from .sessions import FetchSession
@@ -50,6 +53,7 @@ class Lane:
         self._node = node
         self._role = role
         self._main = main
+        self._gathers = role is Role.CATCHUP  # one who reads back takes one answer at a time
         self._loop = asyncio.get_running_loop()
         self._late: asyncio.TimerHandle | None = None
         made = FetchSession if role is Role.TAIL else FetchSession.forgetful
@@ -111,7 +115,9 @@ class Lane:
             if job is None:
                 continue  # it moved on meanwhile
             job.reading.heard_at = now = self._fetcher.now()
-            self._answered(job, fetched, now)
+            rest = self._answered(job, fetched, now)
+            if rest is not None and job.flight is asked:
+                self._fetcher.go_on(job, rest)
             self._again(asked, job, now)
             if len(fetched.records) > 65536:
                 await asyncio.sleep(0)  # decoding is our loop's time
@@ -171,19 +177,20 @@ class Lane:
 
     # what came
 
-    def _answered(self, job: Job, fetched: Fetched, now: float) -> None:
+    def _answered(self, job: Job, fetched: Fetched, now: float) -> Rest | None:
+        """Hand over what came. What is returned reads the rest, where it is too much at once."""
         reading = job.reading
         if fetched.error_code:
             self._refused(job, cause_of(fetched.error_code), now)
-            return
+            return None
         if fetched.preferred_replica not in (-1, self._node):
             job.replica, job.replica_until = fetched.preferred_replica, now + REPLICA_FOR
             self._fetcher.lane(job.replica)  # it may lead nothing that is read here
-            return
+            return None
         assert job.want is not None
         if job.want.offset != reading.place.offset:
-            return
-        decoded = decode(
+            return None
+        decoding = Decoding(
             reading.tp,
             fetched.records,
             job.want.offset,
@@ -191,29 +198,71 @@ class Lane:
             read_committed=job.committed,
             end=fetched.high_watermark,
         )
+        first = decoding.read(BULK_RECORDS if self._gathers else SLICE_RECORDS)
+        self._fetcher.reads.bytes[reading.tp.topic] += len(fetched.records)
+        if decoding.done:
+            self._decoded(job, fetched, first, now)
+            return None
+        if self._gathers:
+            return partial(self._gather_rest, job, fetched, decoding, first)
+        if not self._decoded(job, fetched, first, now):
+            return None
+        return partial(self._read_rest, job, fetched, decoding)
+
+    async def _gather_rest(
+        self,
+        job: Job,
+        fetched: Fetched,
+        decoding: Decoding,
+        first: Decoded,
+        is_ours: Callable[[], bool],
+    ) -> None:
+        decoded = await gather(decoding, self._fetcher.cluster.inflation, first)
+        if is_ours():
+            job.reading.heard_at = now = self._fetcher.now()
+            self._decoded(job, fetched, decoded, now)
+
+    async def _read_rest(
+        self, job: Job, fetched: Fetched, decoding: Decoding, is_ours: Callable[[], bool]
+    ) -> None:
+        await self._fetcher.pause()
+        async with aclosing(slices(decoding, self._fetcher.cluster.inflation)) as some:
+            async for decoded in some:
+                if not is_ours():
+                    return
+                job.reading.heard_at = now = self._fetcher.now()
+                if not self._decoded(job, fetched, decoded, now):
+                    return
+                await self._fetcher.pause()
+                await asyncio.sleep(0)
+
+    def _decoded(self, job: Job, fetched: Fetched, decoded: Decoded, now: float) -> bool:
+        """Hand over a slice. False: what comes after it is to be fetched again."""
+        assert job.want is not None
+        reading = job.reading
         entries: Sequence[Entry] = decoded.entries
         after, epoch = decoded.next_offset, decoded.last_epoch
         if decoded.error is not None and after == job.want.offset:
             damaged = self._damaged(job, fetched, decoded.error, now)
             if damaged is None:
-                return
+                return False
             entries, after, epoch = [damaged], damaged.next, damaged.epoch
         job.failures = 0
         reads, topic = self._fetcher.reads, reading.tp.topic
-        understand = self._fetcher.understand(topic)
+        understand, ask = self._fetcher.understand(topic), None
         if understand is not None:
             entries, ask = understand(entries)
             if ask is not None:
                 if not entries:
                     self._fetcher.wait(job, ask)
-                    return
+                    return False
                 after, epoch = entries[-1].next, entries[-1].epoch
         reads.records[topic] += len(entries)
-        reads.bytes[topic] += len(fetched.records)
         high, stable = fetched.high_watermark, fetched.last_stable_offset
         end = stable if job.committed and stable >= 0 else high
         start = fetched.log_start_offset
         self._took(job, _new(core.Fetched, (entries, after, epoch, high, end, start)), now)
+        return ask is None
 
     def _damaged(self, job: Job, fetched: Fetched, error: str, now: float) -> Entry | None:
         """Not even the length of the batch makes sense: after three tries, say so and go on

@@ -12,8 +12,9 @@ from typing import NamedTuple
 from gateway.core.record import Gap, Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed
 
-from .batches import decode
+from .batches import gather
 from .cluster import Cluster
+from .decoding import Decoding
 from .fetch import Want, fetch_on
 from .offsets import (
     EARLIEST,
@@ -74,7 +75,8 @@ async def piece(
         return await _out_of_range(cluster, tp, start)
     if got.error_code:
         raise await _refused(cluster, tp, got.error_code)
-    decoded = decode(tp, got.records, start, aborted=got.aborted, end=got.high_watermark)
+    decoding = Decoding(tp, got.records, start, aborted=got.aborted, end=got.high_watermark)
+    decoded = await gather(decoding, cluster.inflation)
     if decoded.next_offset == start and decoded.error:
         raise _failed(tp, f"is damaged: {decoded.error}", DAMAGED)
     damaged = [each for each in decoded.entries if isinstance(each, Gap)]

@@ -6,43 +6,42 @@ broken one is a gap of its own. In plain Python: it runs only on such batches.
 
 from __future__ import annotations
 
-import struct
-
-from aiokafka.codec import gzip_decode, lz4_decode, snappy_decode, zstd_decode
+from collections.abc import Iterator, Sequence
 
 from gateway.core.record import Entry, Gap, Reason, Record, TopicPartition
 
 from .codec import read_uvarint
 
-_HEADER = struct.Struct(">qiibIhiqqqhii")
-_CODECS = {1: gzip_decode, 2: snappy_decode, 3: lz4_decode, 4: zstd_decode}
 _LOG_APPEND_TIME = 0x08
 
 
-def salvage(tp: TopicPartition, batch: bytes, start: int) -> list[Entry]:
-    """The entries of one whole batch of magic 2 from offset `start` on, in offset order."""
-    base, _, epoch, _, _, attributes, delta, first, most, *_, count = _HEADER.unpack_from(batch)
+def salvage(
+    tp: TopicPartition, header: Sequence[int], plain: memoryview, start: int
+) -> Iterator[Entry]:
+    """Yield the entries of one batch of magic 2 from offset `start` on, in offset order.
+
+    Args:
+        tp: Its partition.
+        header: Its fields, as they stand before the records.
+        plain: Its records, not compressed.
+        start: What comes before it is left out.
+    """
+    base, _, epoch, _, _, attributes, delta, first, most, *_, count = header
     after = base + delta + 1
-    entries: list[Entry] = []
 
-    def gap(offset: int, to: int) -> None:
+    def gap(offset: int, to: int) -> Iterator[Entry]:
         if to > max(offset, start):
-            entries.append(Gap(tp, max(offset, start), to, epoch, Reason.CORRUPT))
+            yield Gap(tp, max(offset, start), to, epoch, Reason.CORRUPT)
 
-    try:
-        data = _plain(batch[_HEADER.size :], attributes & 0x07)
-    except Exception:  # whatever a codec raises
-        gap(base, after)
-        return entries
     pos, position, broken = 0, base, False
     for _ in range(count):
         try:
-            size, pos = _varint(data, pos)
+            size, pos = _varint(plain, pos)
         except (IndexError, ValueError):
             break
-        if size <= 0 or pos + size > len(data):
+        if size <= 0 or pos + size > len(plain):
             break
-        raw, pos = data[pos : pos + size], pos + size
+        raw, pos = bytes(plain[pos : pos + size]), pos + size
         try:
             stamp, offset, key, value, headers = _record(raw)
         except (IndexError, ValueError):
@@ -53,23 +52,18 @@ def salvage(tp: TopicPartition, batch: bytes, start: int) -> list[Entry]:
             broken = True
             continue
         if broken:
-            gap(position, offset)
+            yield from gap(position, offset)
         broken, position = False, offset + 1
         if offset >= start:
             timestamp = most if attributes & _LOG_APPEND_TIME else first + stamp
-            entries.append(Record(tp, offset, epoch, timestamp, key, value, headers))
+            yield Record(tp, offset, epoch, timestamp, key, value, headers)
     else:
         if not broken:
-            return entries
-    gap(position, after)
-    return entries
+            return
+    yield from gap(position, after)
 
 
-def _plain(data: bytes, codec: int) -> bytes:
-    return bytes(_CODECS[codec](data)) if codec else data
-
-
-def _varint(data: bytes, pos: int) -> tuple[int, int]:
+def _varint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
     value, pos = read_uvarint(data, pos)
     return (value >> 1) ^ -(value & 1), pos
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 from gateway.core.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, PartitionFailed
 
-from .batches import decode
+from .batches import gather
 from .cluster import Cluster
 from .connections import Role
+from .decoding import Decoding
 from .fetch import Want, fetch
 from .offsets import LEADER_NOT_AVAILABLE, READ_UNCOMMITTED, Offset
 
@@ -55,7 +56,8 @@ async def scan(cluster: Cluster, tp: TopicPartition, start: int, end: int) -> As
         got = answers[tp]
         if got.error_code:
             raise _failed(tp, got.error_code)
-        decoded = decode(tp, got.records, start, read_committed=False, end=got.high_watermark)
+        decoding = Decoding(tp, got.records, start, end=got.high_watermark)
+        decoded = await gather(decoding, cluster.inflation)
         if decoded.next_offset == start and decoded.error:
             raise BrokerUnavailable(f"{tp} cannot be read: {decoded.error}", retry_after=1.0)
         start = decoded.next_offset

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import asyncio
 import struct
+import threading
+from contextlib import aclosing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.budgets import peak_memory
 from support.record_sets import (
     ABORT,
     COMMIT,
@@ -17,9 +21,12 @@ from support.record_sets import (
     message,
     varint,
 )
+from support.until import until
 
 from gateway.core.record import Entry, Gap, Reason, Record, Skip, TopicPartition
-from gateway.kafka.batches import Decoded, decode
+from gateway.kafka.batches import decode, gather, slices
+from gateway.kafka.decoding import Decoded, Decoding
+from gateway.kafka.inflation import MAX_INFLATED, Inflation
 
 TP = TopicPartition("orders", 3)
 
@@ -304,3 +311,136 @@ def test_no_damage_within_a_checked_record_makes_it_raise(junk: bytes):
     decoded = decode(TP, batch(items), 0)
     assert decoded.next_offset == 3
     assert {0, 1, 2} <= set().union(*(covered(entry) for entry in decoded.entries))
+
+
+# Slices, and what is large
+
+
+def slices_of(data: bytes, fetch_offset: int = 0, records: int = 5_000) -> list[Decoded]:
+    decoding = Decoding(TP, data, fetch_offset)
+    found = []
+    while not decoding.done:
+        if decoding.is_large:
+            decoding.inflate()
+        found.append(decoding.read(records))
+    return found
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("records", [1, 7, 1000])
+def test_slices_come_to_what_is_read_at_once(codec: int, records: int):
+    data = batch(list(range(40)), codec=codec) + batch([45, 50], codec=codec, last=55)
+    found = slices_of(data, 3, records)
+    assert [entry for each in found for entry in each.entries] == decode(TP, data, 3).entries
+    assert [each.next_offset for each in found] == sorted(each.next_offset for each in found)
+    assert found[-1].next_offset == 56
+    assert all(len(each.entries) <= records + 1 for each in found)
+
+
+@pytest.mark.parametrize("codec", [0, 4])
+def test_a_broken_record_in_a_later_slice_is_one_gap(codec: int):
+    items = [Item(n) for n in range(20)]
+    items[12] = Item(12, raw=b"\0\0" + varint(12) + varint(900) + b"short")
+    data = batch(items, codec=codec) + batch([20])
+    for records in (1, 5, 19, 100):
+        entries = [entry for each in slices_of(data, 0, records) for entry in each.entries]
+        assert [entry.offset for entry in entries] == list(range(21))
+        assert [entry for entry in entries if isinstance(entry, Gap)] == [corrupt(12, 13)]
+
+
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+def test_a_batch_that_does_not_fit_into_a_small_buffer_waits_to_be_inflated(codec: int):
+    items = [Item(1 + n, b"x" * 100_000) for n in range(30)]
+    decoding = Decoding(TP, batch([0]) + batch(items, codec=codec), 0)
+    assert offsets(decoding.read()) == [0]
+    assert decoding.is_large and not decoding.done
+    assert decoding.read().entries == []
+    decoding.inflate()
+    assert decoding.held > 3_000_000
+    slices = [decoding.read()]
+    while not decoding.done:
+        slices.append(decoding.read())
+    assert len(slices) == 3  # of a MiB each
+    assert sum(len(each.entries) for each in slices) == 30
+    assert decoding.held == 0
+
+
+@pytest.mark.parametrize("codec", [1, 3, 4])
+def test_a_batch_that_holds_more_than_may_be_is_a_gap(codec: int, caplog: pytest.LogCaptureFixture):
+    """15 KB of zstd could be decompressed into as much memory as a producer liked."""
+    bomb = batch([Item(1, bytes(MAX_INFLATED + 1))], codec=codec, epoch=4)
+    small = peak_memory(lambda: None)
+    held = peak_memory(lambda: decode(TP, batch([0]) + bomb + batch([2]), 0))
+    decoded = decode(TP, batch([0]) + bomb + batch([2]), 0)
+    assert offsets(decoded) == [0, 2]
+    assert decoded.entries[1] == corrupt(1, 2, 4)
+    assert held - small < 8 << 20
+    assert "holds more than 128 MiB" in caplog.text
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_compressed_old_message_that_is_broken_inside_is_a_gap(magic: int):
+    import gzip
+
+    inner = message(0, b"a", magic=magic) + message(1, b"b", magic=magic)[:-3]
+    outer = message(1, gzip.compress(inner), magic=magic, attributes=1)
+    decoded = decode(TP, outer + message(2, b"c", magic=magic), 0)
+    assert decoded.entries[-1].offset == 2
+    assert [entry.next for entry in decoded.entries][-2] == 2
+    assert isinstance(decoded.entries[-2], Gap)
+
+
+async def test_large_batches_are_inflated_one_at_a_time():
+    items = [Item(n, b"x" * 100_000) for n in range(30)]
+    inflation, most = Inflation(), 0
+
+    async def read() -> int:
+        nonlocal most
+        count, decoding = 0, Decoding(TP, batch(items, codec=4), 0)
+        async with aclosing(slices(decoding, inflation)) as some:
+            async for each in some:
+                most = max(most, inflation.held)
+                count += len(each.entries)
+                await asyncio.sleep(0)
+        return count
+
+    assert await asyncio.gather(*(read() for _ in range(4))) == [30] * 4
+    assert 3_000_000 < most < 3_100_000
+    assert inflation.held == 0
+
+
+async def test_who_is_cancelled_waits_for_the_thread_that_works_for_it():
+    """The turn was given away while the thread went on: six batches of 120 MiB were decompressed
+    at once for readers who had left."""
+    at_once, most, release = 0, 0, threading.Event()
+
+    class Slow(Decoding):
+        def inflate(self) -> None:
+            nonlocal at_once, most
+            at_once += 1
+            most = max(most, at_once)
+            release.wait(30)
+            super().inflate()
+            at_once -= 1
+
+    inflation = Inflation()
+    data = batch([Item(n, b"x" * 100_000) for n in range(30)], codec=4)
+    readers = [asyncio.create_task(gather(Slow(TP, data, 0), inflation)) for _ in range(3)]
+    await until(lambda: at_once)
+    readers[0].cancel()
+    await asyncio.sleep(0)
+    assert inflation.turn.locked() and not readers[0].done()
+    release.set()
+    found = await asyncio.gather(*readers, return_exceptions=True)
+    assert isinstance(found[0], asyncio.CancelledError)
+    assert [len(each.entries) for each in found[1:]] == [30, 30]  # type: ignore[union-attr]
+    assert most == 1
+
+
+async def test_what_is_gathered_at_once_is_bounded_by_its_bytes():
+    items = [Item(n, b"x" * 1_000_000) for n in range(40)]
+    data = batch(items, codec=4)
+    first = await gather(Decoding(TP, data, 0), Inflation())
+    assert 16 <= len(first.entries) <= 18
+    rest = await gather(Decoding(TP, data, first.next_offset), Inflation())
+    assert rest.entries[0].offset == first.next_offset
