@@ -21,7 +21,9 @@ from ..errors import RegistryUnavailable
 log = logging.getLogger(__name__)
 
 AGAIN = 1.0  # seconds after which a registry that is away is asked again
-LARGEST = 16 * 1024**2  # bytes of an answer
+LARGEST = 16 * 1024**2  # bytes of an answer, decompressed
+PIECE = 64 * 1024  # bytes of it that are decompressed at once
+_CODED = frozenset({"content-encoding", "content-length", "transfer-encoding"})  # as it came
 _TYPE = "application/vnd.schemaregistry.v1+json"
 
 
@@ -80,7 +82,7 @@ class Asked:
         content = None if body is None else orjson.dumps(body)
         try:
             async with asyncio.timeout(self._catalog.timeout):
-                answer = await self._connected().request(method, url, content=content)
+                answer = await self._whole(method, url, content)
         except TimeoutError:
             raise _away(url, f"no answer within {self._catalog.timeout:g} s") from None
         except (httpx.HTTPError, OSError, ValueError) as exc:
@@ -91,6 +93,18 @@ class Asked:
         if answer.status_code == 429 or answer.status_code >= 500:
             raise _away(url, f"it answers {answer.status_code}", _wait(answer))
         return answer
+
+    async def _whole(self, method: str, url: str, content: bytes | None) -> httpx.Response:
+        """Raises ValueError for more than `LARGEST`, of which no more is read."""
+        async with self._connected().stream(method, url, content=content) as answer:
+            pieces, size = [], 0
+            async for piece in answer.aiter_bytes(PIECE):
+                pieces.append(piece)
+                size += len(piece)
+                if size > LARGEST:
+                    raise ValueError(f"its answer has more than {LARGEST} bytes")
+        headers = [each for each in answer.headers.multi_items() if each[0].lower() not in _CODED]
+        return httpx.Response(answer.status_code, headers=headers, content=b"".join(pieces))
 
     def _connected(self) -> httpx.AsyncClient:
         if self._client is None:
@@ -131,8 +145,6 @@ class Asked:
 
 def _meant(answer: httpx.Response, url: str) -> Any:
     try:
-        if len(answer.content) > LARGEST:
-            raise ValueError(f"{len(answer.content)} bytes")
         said = orjson.loads(answer.content)
     except ValueError:
         if answer.status_code == 404:  # a proxy's, or another server's

@@ -22,6 +22,7 @@ import orjson
 from fastavro import parse_schema, schemaless_reader
 
 from ..errors import FormatError
+from .avro_size import Sizes
 from .avro_types import PRIMITIVES, Type, array, enum, fixed, map_, nearest, with_logical
 from .avro_union import union
 from .misfit import Misfit
@@ -41,7 +42,9 @@ class Avro:
             for each in used.values():
                 made.type(orjson.loads(each), "")
             self._type = made.type(orjson.loads(text), "")
-            field = {"name": _ROOM, "type": made.inlined(self._type.plain)}
+            plain = made.inlined(self._type.plain)
+            self._sizes = Sizes(plain)
+            field = {"name": _ROOM, "type": plain}
             # in a record, or fastavro would parse a union anew for each value
             self._plain = parse_schema({"type": "record", "name": "Framed", "fields": [field]})
             self._tells = made.tells
@@ -64,6 +67,7 @@ class Avro:
         """Raises FormatError."""
         source = BytesIO(data)
         try:
+            self._sizes.check(data)
             read: Any = schemaless_reader(source, self._plain, return_named_type=self._tells)
             shown = self._type.shown(read[_ROOM])
         except (Exception, RecursionError) as exc:  # of fastavro: EOFError, IndexError, and more
@@ -219,5 +223,6 @@ def _default(field: Mapping[str, Any], of: Type) -> bytes | None:
 
 
 def _unknown(value: Mapping[str, Any], known: list[str], name: str) -> Misfit:
-    odd = next(field for field in value if field not in known)
+    names = set(known)
+    odd = next(field for field in value if field not in names)
     return Misfit(f"has '{odd}', which {name} has not; {nearest(odd, known)}")

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
+from ..config.expression import closest
 from .avro_logical import Logical, logical
 from .misfit import Misfit
 from .plain import kind_of
@@ -222,8 +222,8 @@ def map_(values: Type) -> Type:
 
 
 def nearest(word: object, known: list[str]) -> str:
-    near = get_close_matches(str(word), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"use one of {', '.join(known[:12])}"
+    near = closest(str(word), known)
+    return f"did you mean {near}?" if near else f"use one of {', '.join(known[:12])}"
 
 
 def with_logical(made: Type, schema: Mapping[str, Any]) -> Type:

@@ -48,7 +48,7 @@ def keep(
     record. formats: by `key` and `value`.
     """
     names = [name for name, format in formats.items() if format in WRITTEN]
-    if not names or not _has_long(data):
+    if not names or not has_long(data):
         return
     try:
         again = reread(data, orjson.Fragment)
@@ -60,9 +60,11 @@ def keep(
                 record[name] = _exact(record[name], exact[name])
 
 
-def _has_long(data: bytes) -> bool:
-    """Whether there may be such a number; what is in strings counts only where it looks like one:
-    UUIDs are full of exponents."""
+def has_long(data: bytes) -> bool:
+    """Return whether there may be a number that orjson does not keep.
+
+    What is in strings counts only where it looks like one: UUIDs are full of exponents.
+    """
     kinds, tried = data.translate(_KINDS), 0
     for sign in _SIGNS:
         at = kinds.find(sign)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from enum import Enum
 from typing import NamedTuple
 
+from ..config.expression import closest
 from ..errors import FormatError
 
 
@@ -35,8 +35,8 @@ class Format(Enum):
         if text.upper() in cls.__members__:
             return cls[text.upper()]
         names = [name.lower() for name in cls.__members__]
-        near = get_close_matches(text.lower(), names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names)}"
+        near = closest(text.lower(), names)
+        hint = f"did you mean {near}?" if near else f"use one of {', '.join(names)}"
         raise FormatError(f"unknown format {given!r}; {hint}")
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable, Mapping
-from difflib import get_close_matches
 from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..config import SchemaRegistry
+from ..config.expression import closest
 from ..errors import FormatError, RegistryUnavailable
 from ..telemetry.about import apart
 from .asked import Asked, NotThere, Rejected
@@ -24,6 +24,7 @@ from .named import Format, Reference
 MISSING = 5.0  # seconds for which nobody asks again for what is not there
 MOST_MISSING = 1_000  # that are kept
 DEEPEST = 32  # references of references
+MAX_REFERENCES = 1_000  # of one schema, and theirs
 
 _KINDS = {Format.AVRO: "AVRO", Format.PROTOBUF: "PROTOBUF", Format.JSONSCHEMA: "JSON"}
 _FORMATS = {kind: format for format, kind in _KINDS.items()}
@@ -181,24 +182,36 @@ class Registry:
         except Rejected as exc:
             why = "incompatible with earlier ones" if exc.status == 409 else "refused"
             raise FormatError(f"the schema for subject '{subject}' is {why}: {exc}") from None
-        used = await self._used([each._asdict() for each in references])
+        used = await self._used([each._asdict() for each in references], {})
         return Schema(said["id"], format, text, used)
 
     async def _schema(self, id: int, said: Any) -> Schema:
         kind = said.get("schemaType", "AVRO") if isinstance(said, dict) else None
         if kind not in _FORMATS or not isinstance(said.get("schema"), str):
             raise FormatError(f"schema {id} is of a kind that is not known here: {kind}")
-        used = await self._used(said.get("references") or [])
+        used = await self._used(said.get("references") or [], {})
         return Schema(id, _FORMATS[kind], said["schema"], used)
 
-    async def _used(self, references: Any, depth: int = 0) -> dict[str, str]:
-        """The texts of references and theirs, the innermost first."""
+    async def _used(
+        self, references: Any, asked: dict[tuple[str, int], Any], depth: int = 0
+    ) -> dict[str, str]:
+        """The texts of references and theirs, the innermost first.
+
+        asked: what the registry said of each, which is asked for once: two references to the same
+        two, and so on, are 2**32 at a depth of 32.
+        """
         if depth > DEEPEST:
             raise FormatError(f"references of schemas go deeper than {DEEPEST}; flatten them")
         found: dict[str, str] = {}
         for each in references:
-            said = await self._version(each["subject"], each["version"])
-            inner = await self._used(said.get("references") or [], depth + 1)
+            place = each["subject"], each["version"]
+            if (said := asked.get(place)) is not None:
+                found.setdefault(each["name"], said["schema"])
+                continue
+            if len(asked) >= MAX_REFERENCES:
+                raise FormatError(f"a schema has over {MAX_REFERENCES} references; merge them")
+            said = asked[place] = await self._version(*place)
+            inner = await self._used(said.get("references") or [], asked, depth + 1)
             found |= {name: text for name, text in inner.items() if name not in found}
             found.setdefault(each["name"], said["schema"])
         return found
@@ -210,6 +223,6 @@ class Registry:
         except (NotThere, Rejected, RegistryUnavailable):
             said = []
         names = [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
-        near = get_close_matches(subject, names, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "register a schema for it"
+        near = closest(subject, names)
+        hint = f"did you mean '{near}'?" if near else "register a schema for it"
         return FormatError(f"the registry has no subject '{subject}'; {hint}")

@@ -12,6 +12,7 @@ import fastavro
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budgets import peak_memory
 
 from gateway.errors import FormatError
 from gateway.formats.avro import Avro
@@ -274,3 +275,42 @@ def test_a_value_nested_without_end_is_refused():
         value = {"n": value}
     with pytest.raises(FormatError, match="too deep"):
         avro(node).encode(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        ({"type": "array", "items": "null"}, b"\x80\xc2\xd7\x2f\0"),
+        ({"type": "array", "items": {"type": "record", "name": "r", "fields": []}},
+         b"\x80\xc2\xd7\x2f\0"),
+        ({"type": "array", "items": {"type": "array", "items": "null"}},
+         b"\x04" + b"\x80\xc2\xd7\x2f\0" * 2 + b"\0"),
+        ({"type": "array", "items": {"type": "fixed", "name": "f", "size": 0}},
+         b"\x80\xc2\xd7\x2f\0"),
+    ],
+)  # fmt: skip
+def test_what_takes_no_bytes_is_not_repeated_without_end(schema: Any, data: bytes):
+    """5 bytes said that they were 50 million nulls, and were read, and shown in 100 MB of JSON."""
+    avro = Avro(json.dumps(schema), {})
+
+    def refuse() -> None:
+        with pytest.raises(FormatError, match="of JSON"):
+            avro.text(data)
+
+    assert peak_memory(refuse) < 1 << 20
+
+
+def test_a_thousand_nulls_are_shown():
+    avro = Avro('{"type": "array", "items": "null"}', {})
+    assert avro.decode(avro.encode([None] * 1000)) == [None] * 1000
+
+
+def test_a_value_that_is_too_deep_is_refused():
+    """fastavro's reader ran out of the stack, and that was the end of the process."""
+    avro = Avro(
+        '{"type": "record", "name": "r", "fields": [{"name": "next", "type": ["null", "r"]}]}', {}
+    )
+    assert avro.decode(b"\2\2\0") == {"next": {"next": {"next": None}}}
+    for depth in (5_000, 1_000_000):
+        with pytest.raises(FormatError, match="recursion"):
+            avro.decode(b"\2" * depth + b"\0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -249,3 +250,32 @@ async def test_tls_trusts_its_authority_and_shows_its_certificate(fake: Fake, tm
                 await refused.by_id(id)
             await refused.close()
         await good.close()
+
+
+async def test_each_reference_is_asked_for_once(fake: Fake, url: str):
+    """Two references to the same two, and so on, were two to the power of their depth requests."""
+    fake.register("s0", TEXT)
+    for n in range(1, 25):
+        twice = [{"name": f"{side}{n}", "subject": f"s{n - 1}", "version": 1} for side in "ab"]
+        fake.register(f"s{n}", TEXT, references=twice)
+    asking = registry(url)
+    found = await asking.by_version("s24", None)
+    assert len(found.used) == 48
+    assert sum(fake.requests.values()) == 25
+    await asking.close()
+
+
+async def test_an_answer_without_end_is_read_to_its_bound():
+    """A few KB of gzip were decompressed to whatever they held before anybody looked."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = gzip.compress(b" " * (64 << 20))
+        headers = [(b"content-encoding", b"gzip"), (b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async with served(app) as url:
+        asking = registry(url)
+        with pytest.raises(RegistryUnavailable, match=f"more than {16 << 20} bytes"):
+            await asking.by_id(1)
+        await asking.close()
