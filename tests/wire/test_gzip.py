@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from gateway.wire import gzip
 from gateway.wire.crc import Sum
 
+EMPTY_STORED = b"\0\0\xff\xff"  # its lengths; the bits before them may be those of another block
+
 sizes = st.integers(0, 200_000)
 text = sizes.map(lambda n: (b'data: {"customer": "ada"}\n\n' * n)[:n])
 noise = sizes.map(lambda n: b"".join(crc.to_bytes(4, "big") for crc in map(_mixed, range(n // 4))))
@@ -52,15 +54,40 @@ def test_all_of_a_block_is_there_as_soon_as_it_is_read(pieces: list[bytes]):
     assert not inflating.eof
 
 
+@given(pieces)
+def test_each_piece_ends_with_an_empty_stored_block(pieces: list[bytes]):
+    """Stored blocks had none behind them: Go's reader handed on nothing until it had 32 KiB."""
+    for each in pieces:
+        if each:
+            assert gzip.block(each).endswith(EMPTY_STORED)
+            assert handed_on([gzip.block(each)]) == [each]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=600), max_size=6))
+def test_one_that_waits_for_a_flush_has_each_piece_as_it_comes(pieces: list[bytes]):
+    assert handed_on([gzip.block(each) for each in pieces]) == pieces
+
+
+def handed_on(blocks: list[bytes]) -> list[bytes]:
+    """What a decoder lets out after each, that does so at an empty stored block only."""
+    inflating, kept, out = zlib.decompressobj(-15), b"", []
+    for each in blocks:
+        kept += inflating.decompress(each)
+        if each.endswith(EMPTY_STORED):
+            out.append(kept)
+            kept = b""
+    return out
+
+
 @given(st.binary(max_size=gzip.WORTHWHILE - 1))
 def test_small_ones_are_stored(data: bytes):
     block = gzip.block(data)
-    assert block[5:] == data if data else block == b""
+    assert block[5:] == data + gzip.FLUSH if data else block == b""
 
 
 @given(noise.filter(bool))
-def test_what_does_not_shrink_costs_five_bytes_in_64_kib(data: bytes):
-    assert len(gzip.block(data)) <= len(data) + 5 * -(-len(data) // 65_535)
+def test_what_does_not_shrink_costs_five_bytes_in_64_kib_and_for_the_flush(data: bytes):
+    assert len(gzip.block(data)) <= len(data) + 5 * -(-len(data) // 65_535) + len(gzip.FLUSH)
 
 
 def test_records_shrink():

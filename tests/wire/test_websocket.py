@@ -13,7 +13,16 @@ from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 from websockets.uri import parse_uri
 
-from gateway.wire.websocket import WINDOW_BITS, WORTHWHILE, deflated, frame, messages
+from gateway.wire.websocket import (
+    WINDOW_BITS,
+    WORTHWHILE,
+    deflated,
+    frame,
+    insert_member,
+    messages,
+    open_deflated,
+    open_frame,
+)
 
 # Lengths on both sides of where the header grows.
 EDGES = [0, 1, 125, 126, 127, 65_535, 65_536, 70_000]
@@ -99,3 +108,29 @@ def test_only_plain_text_messages_are_read_back():
     for foreign in (deflated(b"a" * 1000), b"\x82\x01a", b"\x01\x01a", b"a"):
         with pytest.raises(ValueError, match="no unmasked text"):
             list(messages(foreign))
+
+
+@given(
+    st.lists(st.dictionaries(texts, texts | repetitive, min_size=1, max_size=3), max_size=4),
+    st.text(max_size=64),
+    st.integers(WINDOW_BITS, 15),
+    st.booleans(),
+)
+def test_a_member_is_inserted_into_every_frame(
+    sent: list[dict[str, str]], label: str, window: int, fresh: bool
+):
+    """Whether a frame is compressed or not, and whether the client keeps its context."""
+    shared = b"".join(
+        make(json.dumps(each).encode()) for each in sent for make in (open_frame, open_deflated)
+    )
+    member = b'"label":%b,' % json.dumps(label).encode()
+    read = [
+        json.loads(each)
+        for each in read_texts(insert_member(shared, member), window=window, fresh=fresh)
+    ]
+    assert read == [{"label": label, **each} for each in sent for _ in range(2)]
+
+
+def test_an_inserted_member_comes_first():
+    framed = insert_member(open_frame(b'{"type":"records"}'), b'"id":"a",')
+    assert list(messages(framed)) == ['{"id":"a","type":"records"}']
