@@ -35,9 +35,9 @@ class _Wanted(NamedTuple):
 
 class _Held(NamedTuple):
     """What was read of a partition. of: the lineage of its log, and its leader and epoch: a log
-    that went back since has others."""
+    that went back since has others; and the options of its topic, whose transforms were applied."""
 
-    of: tuple[int, tuple[int, int] | None]
+    of: tuple[int, tuple[int, int] | None, Topic]
     at: float
     entries: Sequence[Entry]
 
@@ -94,15 +94,15 @@ class Archive:
         """Some entries from a place on: at least one. Waits as long as Kafka takes."""
         assert place.offset is not None
         await self._room.wait()
-        of = place.lineage, self._cluster.leader(tp)
+        topic = self._topic(tp.topic)
+        of = place.lineage, self._cluster.leader(tp), topic
         held = self._held.get(tp)
         if held is not None and held.of == of and (found := held.since(place.offset)):
             self.asked[tp.topic, "held"] += 1
             return found
         entries = await self._ask(tp, At(place.offset, place.epoch))
-        transforms = self._topic(tp.topic).transforms
-        if transforms:
-            entries = list(map(Transformer(transforms), entries))
+        if topic.transforms:
+            entries = list(map(Transformer(topic.transforms), entries))
         self._held[tp] = _Held(of, asyncio.get_running_loop().time(), entries)
         return entries
 

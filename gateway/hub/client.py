@@ -62,6 +62,7 @@ class Handover(NamedTuple):
     got:     the sum of what went out, on wires that count.
     ends_at: by the loop's clock.
     throttle: what it was sent lately, where it had a rate.
+    route:   as metrics call it.
     """
 
     position: bytes
@@ -74,6 +75,7 @@ class Handover(NamedTuple):
     got: Sum | None
     ends_at: float
     throttle: Throttle | None
+    route: str
 
 
 class Client:
@@ -178,8 +180,13 @@ class Client:
         self._hub.feeds.refresh_readiness(self._shared)
         pending, token = self.subscription.begin()
         self._hub.feeds.promise(pending)
+        logs = self._shared.tail.logs  # nobody else hears of partitions that only its token knows
+        unknown = [tp for tp in self.subscription.own if tp not in logs]
         first = self._wire.begin(
-            self._told(pending), token, refused=self._refused, again=self._again
+            self._told(sorted([*pending, *unknown])),
+            token,
+            refused=self._refused,
+            again=self._again,
         )
         self._note_begin(first, token)
         self.subscription.add(first)
@@ -233,6 +240,12 @@ class Client:
             token=lacks.token if lacks is not None else None,
             since=lacks.since if lacks is not None else None,
         )
+
+    @property
+    def reach(self) -> float | None:
+        """Seconds that its route lets it go back; None for any number."""
+        token = None if self._lacks is None else self._lacks.token
+        return None if token is None else token.reach
 
     @property
     def credit(self) -> int | None:
@@ -325,6 +338,7 @@ class Client:
             frozenset(subscription.channel.tail.ids), self.number,
             subscription.until, subscription.count, self.credit, subscription.got, self.ends_at,
             None if self._allowance is None else self._allowance.throttle,
+            subscription.traffic.route,
         )  # fmt: skip
 
     def after(self, left: Callable[[], None]) -> None:
@@ -362,6 +376,11 @@ class Client:
             self.end("lifetime")
         elif now - self.sent_at >= self.heartbeat and not self.outlet.full:
             self.sent_at = now
+            self.probe()
+
+    def probe(self) -> None:
+        """Write a heartbeat now: what becomes of it tells whether the client is still there."""
+        if self.outlet is not None and not self._ended:
             beat = self._heartbeat()
             if beat:
                 self.outlet.write(beat)

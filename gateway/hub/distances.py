@@ -5,6 +5,8 @@ Looked at in passing, once a second, not when somebody asks: 10,000 of them woul
 
 from __future__ import annotations
 
+import asyncio
+
 from ..core.channel import Channel
 from ..core.position import Position
 from ..core.subscription import Subscription
@@ -15,10 +17,16 @@ TURN = 2000  # places looked at without a turn for others: 1 ms
 
 
 class Distances:
-    """One look at all. behind: what came of it so far."""
+    """One look at all.
+
+    behind: what came of it so far.
+    unsent: bytes that their connections have yet to take.
+    """
 
     def __init__(self) -> None:
         self.behind = Behind()
+        self.unsent = 0
+        self._seen: set[asyncio.Transport] = set()  # a WebSocket has many streams
         self._of_rings: dict[tuple[Channel, int], int] = {}
         self._places = 0
 
@@ -32,9 +40,16 @@ class Distances:
 
     def look(self, client: Client) -> None:
         """At one that has a `state`."""
+        if client.outlet is not None and client.outlet.full:
+            self._weigh(client.outlet.transport)
         state, records = client.state, self.of(client.subscription)
         if state is not None and (records or state == SLOW):
             self.behind.add(client.subscription.traffic.route, state, records)
+
+    def _weigh(self, transport: asyncio.Transport | None) -> None:
+        if transport is not None and transport not in self._seen and not transport.is_closing():
+            self._seen.add(transport)
+            self.unsent += transport.get_write_buffer_size()
 
     def of(self, subscription: Subscription) -> int:
         """Offsets between where it stands and where its channel does."""

@@ -66,6 +66,7 @@ class Feeds:
         )
         self._topic = topic
         self._tails: dict[str, set[SharedTail]] = {}
+        self._awaited: dict[str, Live] = {}  # topics not known yet, since the first who looks at it
         self._transformers: dict[str, Transformer] = {}
         self._loop = asyncio.get_running_loop()
         self._pending: list[tuple[TopicPartition, Sequence[Entry]]] = []
@@ -75,12 +76,12 @@ class Feeds:
         self._unlisten()
         await self.fetcher.close()
 
-    def open(self, topic: str, least: int = 0) -> list[Feed]:
-        """The feeds of all partitions of a topic that metadata knows, and of as many as a token
-        knows while it does not."""
+    def open(self, topic: str) -> list[Feed]:
+        """The feeds of all partitions of a topic that metadata knows, or knew: nobody else is
+        believed."""
         known = self.cluster.topic(topic)
         partitions = set(known.partitions) if known is not None else set()
-        partitions |= set(range(least))
+        partitions |= {feed.log.tp.partition for feed in self.by_topic.get(topic, ())}
         return [self._feed(TopicPartition(topic, p), None) for p in sorted(partitions)]
 
     def close_topic(self, topic: str) -> None:
@@ -89,6 +90,8 @@ class Feeds:
             self.fetcher.drop(feed.log.tp)
             del self.by_partition[feed.log.tp]
         self._tails.pop(topic, None)
+        self._awaited.pop(topic, None)
+        self._transformers.pop(topic, None)  # it may be opened again with others
         self.cluster.metadata.unwatch(topic)
 
     @property
@@ -99,6 +102,8 @@ class Feeds:
         """Let a new tail take part in its partitions' entries."""
         for topic in shared.tail.ids:
             self._tails.setdefault(topic, set()).add(shared)
+            if topic not in self.by_topic and topic not in self._awaited:
+                self._awaited[topic] = self._live(TopicPartition(topic, 0), self._topic(topic))
         for tp in shared.tail.logs:
             feed = self.by_partition[tp]
             feed.tails.add(shared)
@@ -219,21 +224,25 @@ class Feeds:
             tail.add(feed.log, Place(start.offset, start.epoch))
 
     def _changed(self, change: Change) -> None:
-        """Partitions that came into being since are read from their first record on."""
+        """Partitions that came into being since are read from their first record on; those of a
+        topic that was not known at all from where they stood when somebody began to look at it."""
         name = change.topic.name
         tails = self._tails.get(name)
         if tails is None:
             return
         for shared in tails:
             shared.tail.identify(name, str(change.topic.topic_id or ""))
+        start = self._awaited.pop(name, None) if change.topic.partitions else None
         for p in change.topic.partitions:
             tp = TopicPartition(name, p)
             if tp in self.by_partition:
                 continue
-            feed = self._feed(tp, At(0))
+            feed = self._feed(tp, start or At(0))
             feed.tails |= tails
             for shared in tails:
-                shared.tail.add(feed.log, Place(0))
+                shared.tail.add(feed.log, Place(0 if start is None else None))
+                if start is not None:
+                    self._pend(shared.tail, feed)
 
 
 def new_reading(tp: TopicPartition, start: Start, topic: Topic) -> Reading:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.counted import Counted, Sum
@@ -63,8 +63,9 @@ class Herd:
 
     cursor = sys.maxsize  # a follower of the channel that never falls out of its ring
 
-    def __init__(self, leader: Leader) -> None:
+    def __init__(self, leader: Leader, bound: int = BOUND) -> None:
         self.leader = leader
+        self._bound = bound
         self.subscription = leader.subscription
         self.joined_at = 0.0  # when somebody last did, by the loop's clock
         self._arrived: tuple[Standing, int] | None = None
@@ -128,9 +129,11 @@ class Herd:
 
     # what the leader sees: an outlet
 
+    transport = None
+
     @property
     def full(self) -> bool:
-        return self._bytes >= BOUND
+        return self._bytes >= self._bound
 
     def write(self, data: bytes) -> None:
         got = self.subscription.got
@@ -157,7 +160,9 @@ class Herd:
 
     # what the channel sees: a follower that keeps it alive
 
-    def fall(self, position: Position) -> None: ...
+    def fall(
+        self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
+    ) -> None: ...
 
     def wake(self) -> None:
         for member in self._members:
@@ -179,13 +184,20 @@ class Herd:
             self._full_since = None
         return bool(self._members) or now - self.joined_at < OPEN
 
+    def shed(self) -> None:
+        """Let those go on by themselves who take nothing, and drop what was kept for them."""
+        for client in list(self._members):
+            if client.outlet is not None and client.outlet.full:
+                self._release(client)
+        self._trim(keep=False)
+
     def close(self) -> None:
         self.subscription.channel.followers.discard(self)
         self.leader.forget()
 
     def _trim(self, *, keep: bool = True) -> None:
         """Drop what all have; for a while not, as long as there is room, for those to come."""
-        if keep and self._bytes < BOUND // 2:
+        if keep and self._bytes < self._bound // 2:
             return
         needed, was_full = min(self._members.values(), default=self._first), self.full
         if not self._members:
@@ -219,7 +231,7 @@ class Herds:
         if channel.fails or channel.tail.conflates or self.size > self._most:
             return None
         places = frozenset(subscription.own.items())
-        key = (subscription.channel, places, subscription.since)
+        key = (subscription.channel, places, subscription.since, client.reach)
         herd = self._newest.get(key)
         if herd is None or not herd.is_open:
             if now - self._seen.get(key, -OPEN) >= OPEN:
@@ -240,6 +252,11 @@ class Herds:
         for key in [key for key, at in self._seen.items() if now - at >= OPEN]:
             del self._seen[key]
 
+    def shed(self) -> None:
+        """As `Herd.shed`, of all of them."""
+        for herd in self._herds:
+            herd.shed()
+
     def close(self) -> None:
         for herd in self._herds:
             herd.close()
@@ -250,4 +267,4 @@ class Herds:
         return sum(herd.size for herd in self._herds)
 
     def _lead(self, client: Client) -> Herd:
-        return Herd(client.twin(Leader))
+        return Herd(client.twin(Leader), min(BOUND, self._most))

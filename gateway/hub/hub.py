@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -16,11 +17,12 @@ from ..core.channel import Channel, Encoder
 from ..core.log import Log
 from ..core.position import Position
 from ..core.reading import EARLIEST, Since
+from ..core.rings import Rings
 from ..core.slow import SlowClient
 from ..core.snapshot import Snapshot
 from ..core.subscription import Subscription
 from ..core.tail import Tail
-from ..core.token import Token
+from ..errors import MemoryFull
 from ..formats import format_for
 from ..formats.invalid import checked
 from ..kafka.cluster import Cluster
@@ -38,7 +40,9 @@ from .models import Models
 from .placing import Placing
 from .publisher import Publisher
 from .pump import Pace, Pump
+from .received import received_bytes
 from .resume import Start
+from .resumption import Resumption
 from .shared import SharedTail
 from .snapshots import Snapshots
 from .starts import ends, found
@@ -57,6 +61,11 @@ SWEEP = 0.25
 LEAST_BEAT, MOST_BEAT = 0.02, 1.0  # seconds from one look at all clients to the next
 BEATS = 500  # clients looked at without a turn for others
 LONG_ID = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobody raised it
+BACKLOG_SHARE = 4  # the part of `memory` that records may take which clients have yet to take
+RINGS_SHARE = 4  # the part of `memory` that rings may take: one in so many
+PINNED_SHARE = 2  # likewise of what cannot give way; nobody new is let in beyond
+VIEW_COPIES = 3  # of what a client's view says: in its request, in its parameters, in its filter
+PINNED = ("tables", "views", "unsent", "received")  # parts of the memory that cannot give way
 
 
 TailKey: TypeAlias = tuple[tuple[str, ...], float | None]  # topics, interval
@@ -89,6 +98,9 @@ class Hub:
         self.replies: Counter[tuple[str, str]] = Counter()  # to requests, by topic and outcome
         self.behind = Behind()  # as of a moment ago
         self.memory: dict[str, int] = {}  # bytes in use, by part, as of a moment ago
+        self.rings = Rings(find=self._channels)
+        self._unsent = 0  # bytes that slow clients have yet to take, as of a moment ago
+        self._is_full = False  # so much cannot give way that nobody new is let in
         self._numbers = numbers or itertools.count(1)
         self._after: dict[Client, Callable[[], None]] = {}
         self._tails: dict[TailKey, SharedTail] = {}
@@ -102,6 +114,7 @@ class Hub:
         self.herds: Herds
         self.epochs: Epochs
         self.placing: Placing
+        self.resumption: Resumption
         self.publisher: Publisher
         self.snapshots: Snapshots
         self.documents: Documents
@@ -115,6 +128,7 @@ class Hub:
         self.started, self.draining = True, False
         self.topics = Topics(self.cluster, self.kafka)
         self._tails.clear()
+        self._share_memory()
         pace = Pace()
         self.pump = Pump(pace, self.tracing)
         self.herds = Herds(self.settings.memory // 8 // len(self.beside))
@@ -123,10 +137,11 @@ class Hub:
         self.archive = Archive(self.cluster, self.topics.settings, self.models.of)
         self.epochs = Epochs(self.cluster)
         self.placing = Placing(self.cluster, self.topics.settings)
+        self.resumption = Resumption(self.cluster, self.topics, self.settings.tokens)
         self.publisher = Publisher(self.cluster, models=self.models)
         self.publisher.tracing = self.tracing
         self.snapshots = Snapshots(self)
-        self.documents = Documents(self)
+        self.documents = self.publisher.documents = Documents(self)
         self.topics.start(self.feeds)
         self._upkeep = [
             asyncio.create_task(self._sweep_forever()), asyncio.create_task(self._beat_forever())
@@ -140,6 +155,7 @@ class Hub:
             task.cancel()
         await asyncio.gather(*self._upkeep, return_exceptions=True)
         self.placing.close()
+        await self.resumption.close()
         await self.snapshots.close()
         await self.publisher.close()
         await self.topics.close()
@@ -153,6 +169,7 @@ class Hub:
         """Go by these settings from now on. The topics whose options are others: they are read
         anew, and who looks at them hears nothing more until it is `CHANGED`."""
         self.settings = settings
+        self._share_memory()
         changed = self.topics.adopt(self.kafka)
         self.models.adopt(settings)
         for key, shared in list(self._tails.items()):
@@ -214,14 +231,24 @@ class Hub:
         after:   what another left, in whose place it comes: it ends where that one would have.
         route:   as metrics call it.
         rate:    of the records that it is sent at most.
-        Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenForeign.
+        Raises UnknownTopic, AccessDenied, BrokerUnavailable, AuthenticationFailed, TokenCorrupt,
+        TokenForeign, TokenTooOld, and MemoryFull for a new client.
         """
+        if after is None and self._is_full:
+            raise MemoryFull
         deadline = asyncio.get_running_loop().time() + self._patience(view)
         with self.topics.holding(view.topics):
             await self.topics.open_by(deadline, view.topics, known=start.token is not None)
             if start.token is not None:
-                resume.check(start.token, self.cluster.id or "", view.topics)
-            shared = self._tail(view, start.token)
+                token = await self.resumption.admit(
+                    start.token,
+                    view,
+                    route,
+                    start.reach,
+                    handed_by=None if after is None else after.route,
+                )
+                start = replace(start, token=token)
+            shared = self._tail(view)
             traffic = self.traffics.of(route, wire.name)
             subscription = await self._subscribe(
                 shared, view, start, wire, slow, deadline, traffic, after
@@ -253,7 +280,7 @@ class Hub:
 
     def keep(self, view: View) -> SharedTail:
         """Let topics that are open be read for a while from now on, also without a client."""
-        return self._tail(view, None)
+        return self._tail(view)
 
     def _patience(self, view: View) -> float:
         return max(self.topics.settings(name).partition_ready_timeout for name in view.topics)
@@ -280,12 +307,15 @@ class Hub:
             if resume.is_recreated(token, tail):  # or is it our metadata that is old?
                 await self.cluster.metadata.refresh("a token has another topic id")
             own = resume.places(token, tail)
+            if token.reach is not None:
+                await self.resumption.mind_history(token, own, tail)
+                own = resume.places(token, tail)  # or a topic was created anew meanwhile
         elif start.since is not None:
             own = await found(self.archive, tail, start.since, deadline, reads)
         snapshot = await self._snapshot(tail, view, start, own, deadline)
         return Subscription(
             # not before the last await: a channel that nobody follows yet is swept away
-            self._channel(shared, view, wire),
+            self._channel(shared, self.resumption.issued_by(view, traffic.route), wire),
             own,
             slow=slow,
             until=until,
@@ -307,23 +337,21 @@ class Hub:
             return None
         self.snapshots.mind_policies(view.topics)
         if start.token is None:
-            return Snapshot(view.topics, own, own, view.filters.keys)
-        told = start.token.among(view.topics)
+            return Snapshot(view.topics, own, own, view.filters)
+        told = start.token.among(tail.ids)
         fresh = await found(
             self.archive, tail, Since(EARLIEST), deadline, lambda tp: tp.topic not in told
         )
         own.update(fresh)
-        return Snapshot(view.topics, own, fresh, view.filters.keys)
+        return Snapshot(view.topics, own, fresh, view.filters)
 
     # tails and channels
 
-    def _tail(self, view: View, token: Token | None) -> SharedTail:
+    def _tail(self, view: View) -> SharedTail:
         topics, interval = key = view.topics, view.interval
         shared = self._tails.get(key)
         if shared is None:
-            told = token.among(topics) if token is not None else {}
-            counts = {name: len(told[name].offsets) if name in told else 0 for name in topics}
-            feeds = [feed for name in topics for feed in self.feeds.open(name, counts[name])]
+            feeds = [feed for name in topics for feed in self.feeds.open(name)]
             ids = {name: self.topics.id(name) for name in topics}
             logs = [feed.log for feed in feeds]
             tail = Tail(self.cluster.id or "", logs, ids, conflates=interval is not None)
@@ -337,7 +365,7 @@ class Hub:
         return shared
 
     def _channel(self, shared: SharedTail, view: View, wire: Wire) -> Channel:
-        key = view.digest, wire
+        key = view, wire
         channel = shared.channels.get(key)
         if channel is None:
             encoder = self._encoder(view, wire)
@@ -345,7 +373,14 @@ class Hub:
             fails = [
                 n for n in view.topics if self.topics.settings(n).offset_out_of_range == "fail"
             ]
-            channel = Channel(shared.tail, view.digest, encoder, accepts, fails=fails)
+            channel = Channel(
+                shared.tail,
+                self.resumption.seal(view),
+                encoder,
+                accepts,
+                fails=fails,
+                rings=self.rings,
+            )
             shared.add(key, channel, view.filters)
         return channel
 
@@ -381,15 +416,15 @@ class Hub:
                     distances.look(client)
                 if n % BEATS == BEATS - 1 or distances.costly:
                     await asyncio.sleep(0)
-            self.behind = distances.behind
+            self.behind, self._unsent = distances.behind, distances.unsent
 
     def _sweep(self, now: float) -> None:
         for key, shared in list(self._tails.items()):
             topics = key[0]
+            for channel in shared.drop_left():
+                self.pump.forget(channel)
             if not shared.idle:
                 shared.used = now
-                for channel in shared.drop_left():
-                    self.pump.forget(channel)
                 shared.announce(now)
                 self._mind_length(topics, shared.tail)
             elif now - shared.used > LINGER and not self.topics.held & set(topics):
@@ -414,7 +449,7 @@ class Hub:
 
     def _bound_memory(self, now: float) -> None:
         """Old entries go; then those over their topic's `cache`, and over the process's `memory`:
-        each partition gives up its share, whichever cluster it is of."""
+        each partition gives up its share, whichever cluster it is of. Rings see to their own."""
         by_topic: dict[str, list[Log]] = {}
         for each in self.logs:
             each.expire(now)
@@ -422,17 +457,49 @@ class Hub:
         for name, some in by_topic.items():
             _shrink(some, self.topics.settings(name).cache.bytes)
         tails = self._tails.values()
-        backlog = sum(reader.backlog for shared in tails for reader in shared.tail.readers)
-        backlog += self.herds.size
-        rings = sum(channel.bytes for shared in tails for channel in shared.channels.values())
-        tables = self.snapshots.tables.bytes
-        self.memory = {"rings": rings, "tables": tables, "backlog": backlog}
+        backlog = self._measure_backlog()
+        if backlog > self._backlog_share:
+            # What those have read who take nothing would keep all others from reading.
+            self.herds.shed()
+            for client in self.clients:
+                if client.outlet is not None and client.outlet.full:
+                    client.subscription.shed()
+            backlog = self._measure_backlog()
+        self.rings.bytes = sum(channel.bytes for channel in self._channels())
+        views = sum(view.size for shared in tails for view, _ in shared.channels)
+        self.memory = {
+            "rings": self.rings.bytes,
+            "tables": self.snapshots.tables.bytes,
+            "backlog": backlog,
+            "views": VIEW_COPIES * views,
+            "unsent": self._unsent,
+            "inflated": self.cluster.inflation.held,
+            # of the process, which may have several hubs
+            "received": received_bytes.total if self.beside[0] is self else 0,
+        }
         every = [hub for hub in self.beside if hub.started]
         behind = sum(hub.memory.get("backlog", 0) for hub in every)
-        self.archive.bound(behind > self.settings.memory // 4)
+        self.archive.bound(behind > self._backlog_share)
         used = sum(sum(hub.memory.values()) for hub in every)
+        pinned = sum(hub.memory.get(part, 0) for hub in every for part in PINNED)
+        self._is_full = pinned > self.settings.memory // PINNED_SHARE
         logs = [each for hub in every for each in hub.logs]
         _shrink(logs, max(0, self.settings.memory - used))
+
+    @property
+    def _backlog_share(self) -> int:
+        """The bytes of records that clients may have read and not taken yet."""
+        return self.settings.memory // BACKLOG_SHARE
+
+    def _measure_backlog(self) -> int:
+        readers = (each for shared in self._tails.values() for each in shared.tail.readers)
+        return self.herds.size + sum(each.backlog for each in readers)
+
+    def _share_memory(self) -> None:
+        self.rings.limit = self.settings.memory // RINGS_SHARE // len(self.beside)
+
+    def _channels(self) -> Iterator[Channel]:
+        return (each for shared in self._tails.values() for each in shared.channels.values())
 
     @property
     def logs(self) -> list[Log]:

@@ -37,8 +37,8 @@ class Lacks:
     """
 
     __slots__ = (
-        "_brought", "_found", "_hub", "_reads", "_shared", "_subscription", "_work", "ids", "since",
-        "token",
+        "_brought", "_found", "_hub", "_known", "_reads", "_shared", "_subscription", "_unknown",
+        "_work", "ids", "since", "token",
     )  # fmt: skip
 
     def __init__(
@@ -59,6 +59,9 @@ class Lacks:
         self.since = since
         self.ids: Mapping[str, str] = dict(shared.tail.ids)
         self._brought: Brought | None = None
+        self._known = len(shared.tail.logs)
+        told = {} if token is None else token.among(shared.tail.ids)
+        self._unknown = told.keys() - {tp.topic for tp in shared.tail.logs}
         self._work: dict[TopicPartition, asyncio.Task[None]] = {}
         self._reads: set[TopicPartition] = set()
 
@@ -90,7 +93,10 @@ class Lacks:
             self._work[tp].cancel()
 
     def retire(self) -> None:
-        """A topic was created anew while places of it had not been held against the log yet."""
+        """A topic was created anew while places of it had not been held against the log yet; or it
+        is known only now."""
+        if self._unknown and len(self._shared.tail.logs) != self._known:
+            self._learn()
         ids = self._shared.tail.ids
         if self.ids == ids:
             return
@@ -99,6 +105,19 @@ class Lacks:
             if place.lineage == UNVERIFIED and known not in ("", ids[tp.topic]):
                 self._subscription.retire(tp)
         self.ids = dict(ids)
+
+    def _learn(self) -> None:
+        """Partitions that the token does not speak of came into being after it. Where all of the
+        topic was unknown the shared read begins at their ends, and the client before that."""
+        tail, subscription = self._shared.tail, self._subscription
+        self._known = len(tail.logs)
+        told = {} if self.token is None else self.token.among(tail.ids)
+        for tp in [tp for tp in tail.logs if tp.topic in self._unknown]:
+            if tp not in subscription.own:
+                subscription.part({tp: Place(0, NO_EPOCH, UNVERIFIED)})
+            if not told[tp.topic].is_topic(tail.ids[tp.topic]):
+                subscription.retire(tp)
+        self._unknown = self._unknown - {tp.topic for tp in tail.logs}
 
     def _do(self, tp: TopicPartition, work: Coroutine[Any, Any, None]) -> None:
         if tp in self._work:
@@ -151,20 +170,28 @@ class Lacks:
                 return
         lineage, epoch, offset = reading.lineage, reading.leader_epoch, place.offset or 0
         if place.epoch == RETIRED:
+            first = await self._oldest(tp, 0)
             pending = place.offset is None
-            gap = None if pending else Gap(tp, offset, 0, NO_EPOCH, Reason.RECREATED)
-            self._subscription.verified(tp, Place(0, NO_EPOCH, lineage), gap)
+            gap = None if pending else Gap(tp, offset, first, NO_EPOCH, Reason.RECREATED)
+            self._subscription.verified(tp, Place(first, NO_EPOCH, lineage), gap)
             return
         end = await self._end_of(tp, place, offset)
+        shown = await self._oldest(tp, min(end, offset))
         if self._shared.tail.ids != ids:
             return  # of which topic was that the end?
-        if end >= offset:
+        if shown == offset:
             # of the present epoch from now on: what was held against it need not be again
             present = Place(offset, epoch, lineage)
             self._subscription.verified(tp, present, self._compacted(tp, place))
         else:
-            gap = Gap(tp, offset, end, NO_EPOCH, Reason.TRUNCATED)
-            self._subscription.verified(tp, Place(end, NO_EPOCH, lineage), gap)
+            reason = Reason.TRUNCATED if end < offset else Reason.POSITION_REFUSED
+            gap = Gap(tp, offset, shown, NO_EPOCH, reason)
+            self._subscription.verified(tp, Place(shown, NO_EPOCH, lineage), gap)
+
+    async def _oldest(self, tp: TopicPartition, start: int) -> int:
+        """A place that goes back, or could not be looked at before, goes back no further than the
+        client's route."""
+        return await self._hub.resumption.oldest(self.token, self._shared.tail, tp, start)
 
     async def _resolve(self, tp: TopicPartition, place: Place, lineage: int) -> None:
         snapshot = self._subscription.snapshot
@@ -172,6 +199,9 @@ class Lacks:
         if snapshot is not None and tp in snapshot.fresh:
             start = Since(EARLIEST)
         found = await self._hub.archive.resolve(tp, start)
+        first = await self._oldest(tp, found.offset or 0)
+        if first != found.offset:
+            found = Place(first)
         self._subscription.verified(tp, found._replace(lineage=lineage))
 
     def _live(self, tp: TopicPartition, epoch: int) -> Live:

@@ -17,7 +17,7 @@ from ..core.counted import Sum
 from ..core.record import News, Record
 from ..core.token import seal
 from ..formats import Format, json_text
-from ..wire.websocket import deflated, frame
+from ..wire.websocket import deflated, frame, open_deflated, open_frame
 from .encoder import REFUSED, tell
 
 BATCH = 64 * 1024  # bytes of records after which another message begins
@@ -27,11 +27,13 @@ BATCH = 64 * 1024  # bytes of records after which another message begins
 class WebSocket:
     """The wire of one stream on a WebSocket.
 
-    label:   the id of its subscription; None on the socket of a route's own path.
-    deflate: the client takes compressed frames.
+    labelled: The socket has several streams, and each message names its own. The frames made here
+        lack the label, so that all subscriptions of a view share them whatever ids their clients
+        chose; who writes them to a socket adds it (`wire.websocket.insert_member`).
+    deflate: The client takes compressed frames.
     """
 
-    label: str | None = None
+    labelled: bool = False
     deflate: bool = False
 
     @property
@@ -63,14 +65,18 @@ class WebSocket:
 
     def opened(self, kind: str, data: bytes) -> bytes:
         """A message with the members of `data`, without its last brace."""
-        told: dict[str, str] = {"type": kind}
-        if self.label is not None:
-            told["id"] = self.label
-        head = orjson.dumps(told)[:-1]
+        head = orjson.dumps({"type": kind})[:-1]
         return head if data == b"{}" else head + b"," + data[1:-1]
 
     def framed(self, payload: bytes) -> bytes:
+        if self.labelled:
+            return open_deflated(payload) if self.deflate else open_frame(payload)
         return deflated(payload) if self.deflate else frame(payload)
+
+
+def label_member(label: str) -> bytes:
+    """Return the member that names the stream of a message, for `insert_member`."""
+    return b'"id":%b,' % orjson.dumps(label)
 
 
 class Told(bytes):

@@ -20,6 +20,7 @@ from ..formats.codec import Codecs
 from ..formats.invalid import Invalid, Raw
 from ..formats.model import Model
 from ..kafka.understanding import Understand, Understood
+from .transform import Transformer
 
 
 class Models:
@@ -80,6 +81,23 @@ class Models:
             after = exc.retry_after
             raise RequestError(503, "Registry away", f"{exc}", retry_after=after) from None
         return key, value
+
+    async def preview(self, record: Record) -> Record | None:
+        """Return what streams show of a record that is about to be written, as Kafka will have it:
+        decoded and transformed, before any filter. None if they skip it."""
+        understand, shown = self.of(record.tp.topic), [record]
+        while understand is not None:
+            understood = understand([record])
+            if understood.ask is None:
+                shown = [each for each in understood.entries if type(each) is Record]
+                break
+            await understood.ask()
+        transforms = self._topic(record.tp.topic).transforms
+        if shown and transforms:
+            transformed = Transformer(transforms)(shown[0])
+            assert type(transformed) is Record
+            return transformed
+        return shown[0] if shown else None
 
     def _understand(self, settings: Topic) -> Understand | None:
         key = self._part(settings, settings.key, is_key=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 
@@ -12,6 +13,10 @@ class Outlet(Protocol):
     @property
     def full(self) -> bool:
         """Something waits for the other side to take it."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The connection itself; None where another server has it."""
 
     def write(self, data: bytes) -> None:
         """Send now; what the other side does not take waits. Never raises, never blocks."""

@@ -36,6 +36,7 @@ class Placing:
         self._cluster = cluster
         self._topic = topic
         self._counts: dict[str, int] = {}  # of partitions, as this process first saw it
+        self._ids: dict[str, str] = {}  # as of now
         self._changed: set[str] = set()
         self._unlisten = cluster.metadata.listen(self._see)
 
@@ -58,11 +59,12 @@ class Placing:
         keys, names = view.filters.keys, self._placed(view)
         if keys is None or not names:
             return None
-        told = token.among(names) if token is not None else {}
+        ids = {name: self._ids.get(name, "") for name in view.topics}
+        told = token.among(ids) if token is not None else {}
         placed: dict[str, frozenset[int]] = {}
         for name in names:
             count = self._counts.get(name, 0)
-            if count and (name not in told or len(told[name].offsets) == count):
+            if count and (name not in told or told[name].count == count):
                 placed[name] = frozenset(partition_of(key, count) for key in keys)
 
         def reads(tp: TopicPartition) -> bool:
@@ -84,5 +86,6 @@ class Placing:
 
     def _see(self, change: Change) -> None:
         name, count = change.topic.name, len(change.topic.partitions)
+        self._ids[name] = str(change.topic.topic_id or "")
         if count and self._counts.setdefault(name, count) != count:
             self._changed.add(name)

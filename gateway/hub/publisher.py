@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..core.once import Key, Once
@@ -37,10 +37,21 @@ class Turns(Protocol):
         """It is written, or given up."""
 
 
+class Documents(Protocol):
+    """Keys that a writer may ask to have for itself, since others compare before they write."""
+
+    def is_compared(self, topic: str) -> bool:
+        """Return whether a write to the topic may depend on what is there."""
+
+    async def hold(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
+        """Wait until nobody else writes these keys; call what is returned once it is done."""
+
+
 class Publisher:
     """What all writers of a gateway share. `close` it in the loop.
 
     turns:    with other processes; None where there are none.
+    documents: of the topics whose records are shown as such; None where none are.
     patience: seconds that a client waits for the word on its record.
     window:   seconds for which idempotency keys are remembered, and looked for in the log.
     most:     of them.
@@ -62,6 +73,7 @@ class Publisher:
         self.producer = Producer(cluster)
         self.once: Once[asyncio.Task[Produced]] = Once(most, window)
         self.turns: Turns | None = None
+        self.documents: Documents | None = None
         self.tracing: Tracing | None = None
         self._window = window
         self._seen: dict[TopicPartition, Seen] = {}

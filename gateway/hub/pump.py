@@ -122,6 +122,10 @@ class Fan:
             if outlet is None or subscription.alone is not None:
                 self.drop(client)
                 left -= 1
+            elif outlet.full:  # by another stream of its socket: it takes from the ring later
+                self.traffic.stalls += 1
+                self.drop(client)
+                left -= 1
             elif subscription.cursor < head:
                 if subscription.cursor != at:
                     if at < head:

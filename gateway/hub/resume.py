@@ -1,12 +1,12 @@
 """From what a client brings along to where it stands: tokens, starts and ends.
 
-A token grants nothing and is never believed blindly: its cluster must be ours, its topics
-the view's; each place is held against the log before it is used (see `Lacks`).
+A token grants nothing and is never believed blindly (`Resumption` in `claims`): its cluster must
+be ours, its topics the view's; each place is held against the log before it is used (see `Lacks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +28,7 @@ class Start:
     count:  records after which to end.
     credit: records that may be sent before more are granted; None for any number.
     snapshot: first the latest of each key; from the beginning, or of what was missed.
+    reach:  seconds that its route lets it go back; None for any number.
     """
 
     token: Token | None = None
@@ -36,6 +37,7 @@ class Start:
     count: int | None = None
     credit: int | None = None
     snapshot: bool = False
+    reach: float | None = None
 
     @property
     def since(self) -> Since | None:
@@ -47,8 +49,9 @@ class Start:
         return Since(EARLIEST if self.origin == "earliest" else self.origin)
 
 
-def check(token: Token, cluster: str, topics: tuple[str, ...]) -> None:
-    """Raises TokenForeign if the token is not of this cluster, or of none of the topics."""
+def check(token: Token, cluster: str, topics: Iterable[str] | Mapping[str, str]) -> None:
+    """Raises TokenForeign if the token is not of this cluster, or of none of the topics; or if it
+    is not clear of which, by their ids where they are given."""
     if token.cluster not in (digest(cluster), digest("")) and cluster:
         raise TokenForeign(
             "the resume token is of another cluster; connect without Last-Event-ID or with ?from="
@@ -64,7 +67,8 @@ def places(token: Token, tail: Tail) -> Position:
     """What the token says of each partition, unverified; RETIRED if it is of an earlier topic
     of the name. Partitions it does not speak of came into being after it: they start at 0;
     topics it does not speak of were added to the route: they start with the tail. Partitions
-    that only the token knows keep their places until metadata has come to know them."""
+    that only the token knows keep their places until metadata has come to know them: they are few,
+    and this client's alone (`Resumption`)."""
     known = token.among(tail.ids)
     own: Position = {tp: Place(0, NO_EPOCH, UNVERIFIED) for tp in tail.logs if tp.topic in known}
     for name, topic in known.items():

@@ -14,6 +14,7 @@ from ..core.record import Entry, Record
 from ..core.spread import Spread
 from ..core.tail import Tail, Turn
 from .resume import named
+from .view import View
 from .wire import Wire
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 ANNOUNCE = 10.0  # seconds between `position` events where no event brought an id meanwhile
 AT_ONCE = 200  # channels that are told theirs without a turn for others: 2 ms
 
-ChannelKey: TypeAlias = tuple[bytes, Wire]  # digest of the view
+ChannelKey: TypeAlias = tuple[View, Wire]  # compared whole: a digest would let two views share
 
 
 class SharedTail:
@@ -96,6 +97,8 @@ class SharedTail:
                 if followed is not None:
                     found.append((entry, followed))
         for channel in told if found else ():
+            if channel.first == channel.head:  # dropped at once, for want of memory
+                continue
             accepts, chunk = channel.accepts, channel.chunk(channel.head - 1)
             chunk.followed = [one for entry, one in found if accepts is None or accepts(entry)]
 

@@ -28,17 +28,21 @@ log = logging.getLogger(__name__)
 
 BATCH = 128 * 1024  # bytes of records brought at once
 LOOK_AGAIN = 1.0  # seconds
+TABLES_SHARE = 4  # the part of `memory` that tables may take: one in so many
 
 
 class Snapshots:
     """What the snapshots of one hub have in common."""
 
     def __init__(self, hub: Hub) -> None:
-        self.tables = Tables(hub.feeds, hub.archive, hub.topics.settings)
+        self.tables = Tables(hub.feeds, hub.archive, hub.topics.settings, self._limit)
         self.ends = StableEnds(hub.cluster)
         self._hub = hub
         self._told: set[str] = set()
         self._telling: set[asyncio.Task[None]] = set()
+
+    def _limit(self) -> int:
+        return self._hub.settings.memory // TABLES_SHARE // len(self._hub.beside)
 
     async def close(self) -> None:
         for task in self._telling:
@@ -102,25 +106,26 @@ class Brought:
         edition = self._editions.get(tp)
         if edition is None or edition.end.lineage != place.lineage:
             end = await snapshots.ends.of(tp)
-            edition = await snapshots.tables.edition(tp, end) if snapshot.is_fresh(tp) else None
+            tables, filters = snapshots.tables, snapshot.filters
+            edition = await tables.edition(tp, end, filters) if snapshot.is_fresh(tp) else None
             if edition is None:
                 subscription.ends(tp, snapshot.ends.get(tp, end))
             else:
-                if snapshot.keys is not None:
-                    edition = edition.narrowed(snapshot.keys)
                 self._editions[tp] = edition
                 assert edition.end.offset is not None
                 subscription.ends(tp, edition.end.offset)
         if edition is not None:
             subscription.bring(tp, place, self._pieces(edition, place.offset))
         elif snapshot.is_fresh(tp):
-            window = await snapshots.tables.window(tp, place, snapshot.ends[tp])
+            end = snapshot.ends[tp]
+            window = await snapshots.tables.window(tp, place, end, snapshot.filters)
             subscription.bring(tp, place, window)
 
     def _pieces(self, edition: Edition, offset: int) -> Iterable[Entry | Block]:
         """What all clients of its view are brought alike, unless this one wants a part only."""
         subscription = self._subscription
-        keyed = subscription.snapshot is not None and subscription.snapshot.keys is not None
+        snapshot = subscription.snapshot
+        keyed = snapshot is not None and snapshot.filters.keys is not None
         if keyed or subscription.credit is not None or subscription.count is not None:
             return edition.read(offset, BATCH)
         block = Blocks.of(edition, subscription.channel).at(edition, offset)

@@ -7,22 +7,31 @@ each client window by window. A window is filled from where the client stands; t
 partition is read too, to find out which of its records are not the latest of their keys. So a
 partition of which n windows are to be sent is read (n + 1) / 2 times over, each key comes once
 nevertheless, and memory stays bounded: the remedy is a larger cache.
+
+A view whose filters look at more than keys is shown a table of its own, made from the partition's
+`History`: one read for all such views, and one look at each record for each of them. Of a compacted
+topic a history is about twice the table; where it does not fit beside the tables, it is spilled
+first, and views that need it are read for window by window.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from itertools import islice, takewhile
+from typing import TypeAlias, TypeVar
+from weakref import WeakValueDictionary
 
 from ..config import Topic
 from ..config.units import show_size
 from ..core.conflation import Stretch
+from ..core.filters import ALL, Filters
 from ..core.position import Place
 from ..core.reading import EARLIEST, Since
 from ..core.record import Entry, Gap, Reason, Record, Skip, TopicPartition
-from ..core.table import Edition, Key, Table
+from ..core.table import Edition, History, Table
 from .archive import Archive
 from .feeds import Feeds
 
@@ -34,64 +43,136 @@ WINDOWS = 2  # filled at a time
 AGAIN = 0.05  # seconds until a log that goes back is asked again
 
 
+T = TypeVar("T", bound=Table)
+Kind: TypeAlias = type[Table]
+KeyBytes: TypeAlias = bytes  # in `Tables`, `bytes` is what is held
+KINDS: Sequence[tuple[Kind, str]] = (
+    (History, "the records that filters look at"), (Table, "the latest records"),
+)  # fmt: skip
+
+
 class Spilled(Exception):
     """The latest records of a topic, its argument, are more than its cache."""
 
 
 class Tables:
-    """topic: the settings of a topic, by name."""
+    """topic: the settings of a topic, by name. limit: bytes of all tables together.
 
-    def __init__(self, feeds: Feeds, archive: Archive, topic: Callable[[str], Topic]) -> None:
+    spilled: topics whose tables are. spilled_histories: those whose histories are.
+    """
+
+    def __init__(
+        self,
+        feeds: Feeds,
+        archive: Archive,
+        topic: Callable[[str], Topic],
+        limit: Callable[[], int] = lambda: sys.maxsize,
+    ) -> None:
         self.spilled: set[str] = set()
+        self.spilled_histories: set[str] = set()
         self._feeds = feeds
         self._archive = archive
         self._topic = topic
-        self._tables: dict[TopicPartition, Table] = {}
+        self._limit = limit
+        self._tables: dict[tuple[Kind, TopicPartition], Table] = {}
+        # editions of views, for those who come while nothing changed
+        self._views: WeakValueDictionary[tuple[TopicPartition, Filters], Edition]
+        self._views = WeakValueDictionary()
         self._locks: dict[TopicPartition, asyncio.Lock] = {}
         self._filling = asyncio.Semaphore(WINDOWS)
 
     @property
     def bytes(self) -> int:
-        return sum(table.held for table in self._tables.values())
+        views = [shown for edition in self._views.values() for shown in edition.shown.values()]
+        held = sum(table.held for table in self._tables.values())
+        return held + sum(shown.bytes for shown in views)
 
     def drop(self, topic: str) -> None:
         """Nobody looks at it any more."""
         self.spilled.discard(topic)
+        self.spilled_histories.discard(topic)
         for tp in [tp for tp in self._locks if tp.topic == topic]:
-            self._tables.pop(tp, None)
+            for kind in (Table, History):
+                self._tables.pop((kind, tp), None)
             del self._locks[tp]
 
-    async def edition(self, tp: TopicPartition, end: int) -> Edition | None:
-        """The table, up to this offset at least; None if the topic's tables are spilled."""
+    async def edition(self, tp: TopicPartition, end: int, filters: Filters = ALL) -> Edition | None:
+        """The table of what filters let through, up to this offset at least; None if what it is
+        made of is spilled."""
         async with self._locks.setdefault(tp, asyncio.Lock()):
-            table = await self._up_to(tp, end)
-            return None if table is None else table.edition()
+            if not filters.by_key:
+                history = await self._up_to(History, tp, end)
+                return None if history is None else await self._seen(history, filters)
+            table = await self._up_to(Table, tp, end)
+            if table is None or filters.keys is None:
+                return None if table is None else table.edition()
+            return table.edition().narrowed(filters.keys)
 
-    async def latest(self, tp: TopicPartition, end: int, key: Key) -> Record | None:
-        """Of a key, up to this offset at least. Raises Spilled."""
+    async def latest(
+        self, tp: TopicPartition, end: int, key: KeyBytes, filters: Filters = ALL
+    ) -> Record | None:
+        """Of a key, the latest that filters let through, up to this offset at least. Raises
+        Spilled."""
         async with self._locks.setdefault(tp, asyncio.Lock()):
-            table = await self._up_to(tp, end)
+            table = await self._up_to(Table, tp, end)
             if table is None:
                 raise Spilled(tp.topic)
-            return table.get(key)
+            found = table.get(key)
+            if found is None or filters.matches(found):
+                return found
+            if filters.by_key:
+                return None
+            history = await self._up_to(History, tp, end)
+            if history is None:
+                raise Spilled(tp.topic)
+            return history.latest(key, filters.matches)
 
-    async def _up_to(self, tp: TopicPartition, end: int) -> Table | None:
-        table = self._tables.get(tp)
-        while tp.topic not in self.spilled:
+    async def _seen(self, history: History, filters: Filters) -> Edition:
+        """The edition of a view, shared by all that look at the same while nothing changes."""
+        whole, name = history.edition(), (history.tp, filters)
+        made = self._views.get(name)
+        if made is not None and made.end == whole.end:
+            return made
+        entries = whole.entries if filters.keys is None else history.of(filters.keys)
+        table = Table(history.tp, Place(0, whole.end.epoch, whole.end.lineage))
+        for first in range(0, len(entries), AT_ONCE):
+            some = entries[first : first + AT_ONCE]
+            table.apply(e for e in some if type(e) is not Record or filters.matches(e))
+            await asyncio.sleep(0)
+        made = Edition(history.tp, table.edition().entries, whole.end)
+        if filters.keys is None:
+            self._views[name] = made
+        return made
+
+    async def _up_to(self, kind: type[T], tp: TopicPartition, end: int) -> T | None:
+        table = self._tables.get((kind, tp))
+        while tp.topic not in self._spilled(kind):
             lineage = self._feeds.by_partition[tp].log.lineage
             if table is None or table.place.lineage != lineage:
                 start = await self._archive.resolve(tp, Since(EARLIEST))
-                table = self._tables[tp] = Table(tp, start._replace(lineage=lineage))
+                table = self._tables[kind, tp] = kind(tp, start._replace(lineage=lineage))
             if await self._bring_up(table, end):
+                assert isinstance(table, kind)
                 return table
             table = None
         return None
 
-    async def window(self, tp: TopicPartition, place: Place, end: int) -> list[Entry]:
+    def _spilled(self, kind: Kind) -> set[str]:
+        return self.spilled if kind is Table else self.spilled_histories
+
+    async def window(
+        self, tp: TopicPartition, place: Place, end: int, filters: Filters = ALL
+    ) -> list[Entry]:
         """Of a table that is spilled, what comes from a place on; the last entry leads to where
         the next ones are to be asked for."""
         assert place.offset is not None
-        stretch = Stretch(tp, place.offset, place.epoch, WINDOW)
+
+        def accepts(record: Record) -> bool:  # a tombstone removes its key for everybody
+            return record.value is None or filters.matches(record)
+
+        stretch = Stretch(
+            tp, place.offset, place.epoch, WINDOW, accepts if filters.filters else None
+        )
         at = place
         async with self._filling:
             while at.offset is not None and at.offset < end:
@@ -115,7 +196,7 @@ class Tables:
             if not table.apply(entries):
                 return False
             self._mind_size(tp.topic)
-            if tp.topic in self.spilled:
+            if tp.topic in self._spilled(type(table)):
                 return False
         table.prune(self._feeds.by_partition[tp].reading.log_start)
         return True
@@ -136,17 +217,29 @@ class Tables:
         return admitted
 
     def _mind_size(self, topic: str) -> None:
-        mine = [tp for tp in self._tables if tp.topic == topic]
-        most = self._topic(topic).cache.bytes
-        if sum(self._tables[tp].bytes for tp in mine) <= most:
-            return
-        self.spilled.add(topic)
-        for tp in mine:
-            del self._tables[tp]
-        log.warning(
-            "the latest records of %s are more than its cache (%s): each snapshot reads them from "
-            "Kafka, several times over; raise cache.bytes of the topic", topic, show_size(most),
-        )  # fmt: skip
+        """Histories go first: views that need none are served from tables."""
+        others = sum(table.bytes for (_, tp), table in self._tables.items() if tp.topic != topic)
+        cache, left = self._topic(topic).cache.bytes, max(0, self._limit() - others)
+        most = min(cache, left)
+        bound, remedy = (
+            ("its cache", "cache.bytes of the topic")
+            if cache <= left
+            else ("what `memory` leaves for tables", "memory")
+        )
+        for kind, what in KINDS:
+            mine = [name for name in self._tables if name[1].topic == topic]
+            if sum(self._tables[name].bytes for name in mine) <= most:
+                return
+            gone = [name for name in mine if name[0] is kind]
+            if gone:
+                self._spilled(kind).add(topic)
+                for name in gone:
+                    del self._tables[name]
+                log.warning(
+                    "%s of %s are more than %s (%s): each snapshot reads them from Kafka, "
+                    "several times over; raise %s",
+                    what, topic, bound, show_size(most), remedy,
+                )  # fmt: skip
 
 
 def _is_shown(entry: Entry) -> bool:

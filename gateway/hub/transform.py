@@ -11,6 +11,11 @@ from ..config import Transform
 from ..core.record import Entry, Record
 
 
+def header_names(transforms: Sequence[Transform]) -> frozenset[str]:
+    """Return the names of all headers that transforms set, in lower case."""
+    return frozenset(name.lower() for each in transforms for name in each.extract_headers)
+
+
 class Transformer:
     """The `transforms` of a topic. A value that is not JSON, or lacks a field, changes nothing."""
 

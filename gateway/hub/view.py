@@ -19,6 +19,8 @@ class View:
     interval: seconds in which the latest of each key is sent; None for every record, at once.
     digest: the same in every process, so that any replica can tell whether a token is of it. A
             position is one of the view whatever its interval.
+    size:   characters of what it says, which a client may make long.
+    route:  whose ids it has, where ids are signed: those of another route are others.
     """
 
     topics: tuple[str, ...]
@@ -28,9 +30,17 @@ class View:
     fields: tuple[str, ...] = ()
     interval: float | None = None
     cluster: str = ""
+    route: str = ""
     digest: bytes = field(init=False, compare=False, repr=False)
+    size: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        shown = (self.format, self.binary, self.fields)
-        text = repr((sorted(self.topics), self.filters, *shown))
+        text = self.text
         object.__setattr__(self, "digest", digest(text))
+        object.__setattr__(self, "size", len(text))
+
+    @property
+    def text(self) -> str:
+        """What is seen by it, as far as a position is of it."""
+        shown = (self.format, self.binary, self.fields)
+        return repr((sorted(self.topics), self.filters, *shown))

@@ -15,6 +15,9 @@ that ended with bytes still in its socket, and not replicated yet. The same goes
 than the window, for the second of a record without key when the topic got more partitions in
 between, and for one repeated by a connection that was there before the cut.
 
+On a topic of documents a record has its key for itself until Kafka has it (`hub.documents`): one
+that was compared with is not overwritten by another in between.
+
 The client may go away: what was handed over is written, and remembered.
 """
 
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..core.once import Key, Written
@@ -128,14 +131,28 @@ class Writer:
         return await _outcome(task, sending.deadline)
 
     async def _write(self, sending: Sending) -> Produced:
-        async with self._in_turn(sending):
-            tp = self._publisher.partition(await self._publisher.topic(sending.topic), sending)
-            if sending.allowed is not None:
-                await sending.allowed()
-            written = self._put(tp, sending)
-        return Produced(*tp, await written)
+        with ExitStack() as stack:
+            async with self._in_turn(sending):
+                tp = self._publisher.partition(await self._publisher.topic(sending.topic), sending)
+                await self._mind_documents(sending, stack)
+                written = self._put(tp, sending)
+            return Produced(*tp, await written)
+
+    async def _mind_documents(self, sending: Sending, stack: ExitStack) -> None:
+        """Have the key for ourselves until the stack is left, and raise where the record may not be
+        written as things are."""
+        documents = self._publisher.documents
+        key, topic = sending.key, sending.topic
+        if documents is not None and key is not None and documents.is_compared(topic):
+            stack.callback(await documents.hold(topic, [key]))
+        if sending.allowed is not None:
+            await sending.allowed()
 
     async def _write_once(self, sending: Sending, key: Key) -> Produced:
+        with ExitStack() as stack:
+            return await self._write_keyed(sending, key, stack)
+
+    async def _write_keyed(self, sending: Sending, key: Key, stack: ExitStack) -> Produced:
         once, now = self._publisher.once, asyncio.get_running_loop().time
         turns = self._publisher.turns
         try:
@@ -147,8 +164,7 @@ class Writer:
                 known = once.known(key, sending.digest, now())
                 if known is not None:
                     return Produced(sending.topic, *known, repeated=True)
-                if sending.allowed is not None:
-                    await sending.allowed()
+                await self._mind_documents(sending, stack)
                 written = self._put(tp, sending)
             try:
                 offset = await written

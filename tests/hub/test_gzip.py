@@ -48,6 +48,12 @@ def body(wire: Wire, pieces: list[bytes]) -> bytes:
     return out
 
 
+def ends_with_a_flush(wire: Wire, written: bytes) -> bool:
+    """An empty stored block: there all decoders hand on what they have."""
+    data = body(wire, [written, LAST]) if isinstance(wire, Framed) else written
+    return data.endswith(b"\0\0\xff\xff")
+
+
 def orders(text: bytes) -> list[int]:
     return [int(found) for found in re.findall(rb'"order":(\d+)', text)]
 
@@ -80,7 +86,8 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
     wire: Wire, seed: int
 ):
     """Clients come, stall, fall out of the ring and are behind, are told that nothing happens, and
-    are ended; in between records are written, small ones and large ones."""
+    are ended; in between records are written, small ones and large ones. Small pieces had no flush
+    behind them, which Go's decoder waits for."""
     draw = random.Random(seed)
     first = await joined(wire, ring=3000)
     crowd, came = [first], {first: 0}
@@ -116,6 +123,19 @@ async def test_whoever_comes_and_whatever_happens_gets_all_of_it_and_a_right_end
         await until(lambda its=its: its.finished)
         text = gzip.decompress(body(wire, its.got))
         assert orders(text) == list(range(came[client], written))
+        assert all(ends_with_a_flush(wire, each) for each in its.got[:-1] if each != HEADER)
+
+
+@every_wire
+async def test_what_only_one_client_hears_ends_with_a_flush(wire: Wire):
+    """It is small, and small pieces had none."""
+    alone = {
+        "begin": wire.begin({"topics": []}, b"token", refused=True),
+        "begin again": wire.begin({"topics": []}, b"token", refused=True, again=True),
+        "an event": wire.tell("challenge", {"guard": "jwt"}),
+        "a heartbeat": wire.heartbeat(),
+    }
+    assert [name for name, data in alone.items() if not ends_with_a_flush(wire, data)] == []
 
 
 async def test_a_chunk_is_the_same_bytes_for_those_who_came_at_different_times():

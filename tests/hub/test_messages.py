@@ -19,12 +19,12 @@ from gateway.core.record import Gap, Ready, Reason, Record, Skip, TopicPartition
 from gateway.core.token import seal
 from gateway.formats import format_for
 from gateway.hub.client import Client
-from gateway.hub.messages import BATCH, WebSocket
-from gateway.wire.websocket import deflated
+from gateway.hub.messages import BATCH, WebSocket, label_member
+from gateway.wire.websocket import deflated, insert_member
 
 TP = TopicPartition("orders", 7)
 VIEW = b"view0"
-OWN, LABELLED = WebSocket(), WebSocket("a")
+OWN, LABELLED = WebSocket(), WebSocket(labelled=True)
 
 
 def record(offset: int, value: bytes | None = b'{"n": 1}') -> Record:
@@ -46,7 +46,12 @@ def told(data: bytes, deflate: bool = False) -> list[Any]:
 def sent(wire: WebSocket, *entries: tuple[Any, bytes | None], format: str = "value") -> list[Any]:
     encoder = wire.encoder(format_for(format))
     events = [Event(None, encoder.head(entry) or b"", text) for entry, text in entries]
-    return told(encoder.render(events, VIEW), wire.deflate)
+    return told(written(wire, encoder.render(events, VIEW)), wire.deflate)
+
+
+def written(wire: WebSocket, data: bytes) -> bytes:
+    """The frames as the socket of subscription 'a' is given them."""
+    return insert_member(data, label_member("a")) if wire.labelled else data
 
 
 def position(text: bytes) -> str:
@@ -151,8 +156,8 @@ async def test_a_message_is_compressed_once_for_all_and_a_small_one_not_at_all(
 
 
 def test_begin_says_where_it_begins_and_end_why():
-    (begin,) = told(LABELLED.begin({"topics": []}, b"t", refused=False))
+    (begin,) = told(written(LABELLED, LABELLED.begin({"topics": []}, b"t", refused=False)))
     assert begin == {"type": "begin", "id": "a", "topics": [], "position": "t"}
-    assert told(LABELLED.end("until", b"t")) == [
+    assert told(written(LABELLED, LABELLED.end("until", b"t"))) == [
         {"type": "end", "id": "a", "reason": "until", "position": "t"}
     ]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gateway.config import Topic
+from gateway.core.filters import Filter, Filters
 from gateway.core.log import Log
 from gateway.core.position import Place
 from gateway.core.reading import EARLIEST, Since
@@ -55,10 +56,10 @@ async def kafka() -> AsyncIterator[Kafka]:
     yield Kafka()
 
 
-def tables(kafka: Kafka, cache: str = "64MiB") -> Tables:
+def tables(kafka: Kafka, cache: str = "64MiB", limit: int = 1 << 30) -> Tables:
     settings = Topic.model_validate({"name": "prices", "cache": {"bytes": cache}})
     topic: Callable[[str], Topic] = lambda name: settings  # noqa: E731
-    return Tables(kafka, kafka, topic)  # type: ignore[arg-type]
+    return Tables(kafka, kafka, topic, lambda: limit)  # type: ignore[arg-type]
 
 
 async def test_all_who_come_at_once_share_one_read_and_one_edition(kafka: Kafka):
@@ -147,3 +148,77 @@ async def test_of_a_table_that_is_too_large_no_key_is_looked_up(kafka: Kafka):
     for _ in range(2):
         with pytest.raises(Spilled, match="prices"):
             await made.latest(A, 12, b"1")
+
+
+OF_X = Filters((Filter(fields=(("/of", "x"),)),))
+
+
+def owned(kafka: Kafka, *owners: str | None) -> None:
+    """A record of key k for each, who is in its value; None is a tombstone."""
+    for owner in owners:
+        kafka.write("k", None if owner is None else f'{{"of": "{owner}"}}')
+
+
+async def offsets(made: Tables, end: int) -> list[int]:
+    edition = await made.edition(A, end, OF_X)
+    assert edition is not None
+    return [entry.offset for entry in edition.entries]
+
+
+async def test_what_filters_do_not_let_through_replaces_nothing(kafka: Kafka):
+    """A table was made of all records, and filtered then."""
+    owned(kafka, "x", "x", "y")
+    made = tables(kafka)
+    assert await offsets(made, 3) == [1]
+    found = await made.latest(A, 3, b"k", OF_X)
+    assert found is not None and found.offset == 1
+    owned(kafka, None, "y")
+    assert await offsets(made, 5) == []
+    assert await made.latest(A, 5, b"k", OF_X) is None
+
+
+async def test_equal_views_share_an_edition_and_no_other_is_read_for(kafka: Kafka):
+    owned(kafka, "x", "y")
+    made = tables(kafka)
+    first, second = await asyncio.gather(*(made.edition(A, 2, OF_X) for _ in range(2)))
+    assert first is second
+    reads = len(kafka.reads)
+    other = await made.edition(A, 2, Filters((Filter(fields=(("/of", "y"),)),)))
+    assert other is not None and [entry.offset for entry in other.entries] == [1]
+    assert len(kafka.reads) == reads
+
+
+async def test_filters_of_keys_alone_need_no_more_than_the_table(kafka: Kafka):
+    owned(kafka, "x", "y")
+    kafka.write("l", "1")
+    made = tables(kafka)
+    await made.edition(A, 3)
+    reads = len(kafka.reads)
+    edition = await made.edition(A, 3, Filters((Filter(key=b"k"),)))
+    assert edition is not None and [entry.offset for entry in edition.entries] == [1]
+    assert len(kafka.reads) == reads
+
+
+async def test_tables_take_no_more_than_their_part_of_the_memory(kafka: Kafka):
+    """A table within its topic's cache could take all of `memory`, and more."""
+    for n in range(30):
+        kafka.write(f"k{n % 12}", "x" * 100)
+    made = tables(kafka, limit=1024)
+    assert await made.edition(A, 30) is None
+    assert (made.spilled, made.bytes) == ({"prices"}, 0)
+
+
+async def test_a_history_is_spilled_before_the_table_and_read_by_windows(kafka: Kafka):
+    for n in range(40):
+        owned(kafka, "xy"[n % 2])
+    made = tables(kafka, "2KiB")
+    assert await made.edition(A, 40) is not None
+    assert await made.edition(A, 40, OF_X) is None
+    assert (made.spilled, made.spilled_histories) == (set(), {"prices"})
+    assert await made.edition(A, 40) is not None
+    window = await made.window(A, Place(0), 40, OF_X)
+    assert [each.offset for each in window if isinstance(each, Record)] == [38]
+    with pytest.raises(Spilled):
+        await made.latest(A, 40, b"k", OF_X)
+    made.drop("prices")
+    assert made.spilled_histories == set()

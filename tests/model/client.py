@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from support.sse import Event, Parser
@@ -22,7 +23,9 @@ class Stay:
 
     def wake(self) -> None: ...
 
-    def fall(self, position: Position) -> None: ...
+    def fall(
+        self, position: Position, notices: Sequence[bytes] = (), *, is_slow: bool = True
+    ) -> None: ...
 
 
 class Client:

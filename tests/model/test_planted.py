@@ -134,8 +134,8 @@ def a_token_is_believed_before_the_shared_read_knows_the_leader(
 def who_falls_goes_on_where_the_channel_stands(patch: pytest.MonkeyPatch) -> None:
     fall = Subscription.fall
 
-    def forgetful(self: Subscription, position: Any) -> None:
-        fall(self, dict(self.channel.tail.position))
+    def forgetful(self: Subscription, position: Any, *notices: Any, **how: Any) -> None:
+        fall(self, dict(self.channel.tail.position), *notices, **how)
 
     patch.setattr(Subscription, "fall", forgetful)
 

@@ -1,0 +1,392 @@
+"""Whatever clients ask for, and whatever happens to them, each is sent what is its own: nothing of
+others, nothing of its own less, nothing twice, and no field that it is not shown.
+
+Clients of random views share the tails, rings, tables and herds of one hub, on every wire, while
+records are written. `support.isolation` says what each may see. GATEWAY_ISOLATION_SECONDS goes on
+for so long with scenarios that no run had before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import hypothesis
+import pytest
+from aiokafka import AIOKafkaProducer
+from hypothesis import HealthCheck, Phase, given, seed
+from hypothesis import strategies as st
+from support.gateways import config_for
+from support.isolated import WIRES, Isolated
+from support.isolation import CLAIM, Ask, Written, Wrong
+from support.reading import cluster
+
+from gateway.config import Rate, Settings
+from gateway.core.filters import Filter, Filters
+from gateway.core.record import TopicPartition
+from gateway.core.slow import SlowClient
+from gateway.hub.hub import Hub
+from gateway.hub.view import View
+from gateway.kafka.embedded import EmbeddedKafka
+
+EXAMPLES = 12
+SEED = 1  # of those that always run
+SECONDS = float(os.environ.get("GATEWAY_ISOLATION_SECONDS", "0"))
+PARTITIONS = 2
+WITHIN = 30.0  # s
+BIG = 48 * 1024  # characters
+BURST = 14  # records of these are more than a ring holds
+MAX_WRITTEN = 4 << 20  # bytes of a partition; the mock of Kafka forgets what is beyond 5 MB
+
+OWNERS = ("ada", "bob", "1", "true", "\u00e9", "e\u0301")  # and each is a JSON scalar in the value
+SCALARS: dict[str, Any] = {"1": 1, "true": True}
+FIELDS = ("/owner", "/amount", "/region", "/deep/open", "/deep/secret", "/deep", "/pad")
+SHOWN = ("/n", "/owner", "/amount", "/region")  # what filters look at
+
+KINDS = (
+    "write", "write", "write", "slow", "slow", "hold", "release", "cut", "cut", "connect",
+    "connect", "change", "change", "change", "herd", "grant", "rest", "newcomer",
+)  # fmt: skip
+
+filters: st.SearchStrategy[Any] = st.sampled_from([
+    {"key": CLAIM}, {"key": {"in": [CLAIM, "bob"]}}, {"key": {"prefix": CLAIM}},
+    {"value": {"/owner": CLAIM}}, {"headers": {"owner": CLAIM}}, {"key": {"exists": True}},
+    {"headers": {"owner": {"in": [CLAIM, "ada"]}}, "value": {"/owner": CLAIM}},
+    {"value": {"/owner": {"prefix": CLAIM}}, "key": CLAIM},
+    {"key": CLAIM, "value": {"/amount": {"gte": 3}}}, {"value": {"/amount": {"lt": 2.5}}},
+    {"headers": {"region": "eu"}}, {"headers": {"region": {"exists": False}}},
+    {"value": {"/region": "us", "/owner": CLAIM}}, {"key": {"exists": False}},
+])  # fmt: skip
+
+
+def chosen_of() -> st.SearchStrategy[Any]:
+    """Filters that a client writes itself: it names others, too."""
+    named = st.tuples(filters, st.sampled_from(OWNERS)).map(lambda both: _named(*both))
+    return st.none() | st.none() | named | st.lists(named, min_size=1, max_size=2)
+
+
+def _named(filter: Any, name: str) -> Any:
+    if isinstance(filter, str):
+        return filter.replace(CLAIM, name)
+    if isinstance(filter, dict):
+        return {part: _named(each, name) for part, each in filter.items()}
+    return [_named(each, name) for each in filter] if isinstance(filter, list) else filter
+
+
+@st.composite
+def asks(draw: st.DrawFn) -> Ask:
+    """topics: by their numbers."""
+    snapshot = draw(st.sampled_from([False, False, False, True]))
+    slow = draw(st.sampled_from(SlowClient))
+    format = draw(st.sampled_from(["value", "value", "envelope", "cloudevents"]))
+    fields = draw(st.just([]) | st.lists(st.sampled_from(FIELDS[3:]), max_size=3))
+    shown = (*SHOWN, *fields) if draw(st.booleans()) else ()
+    chosen = (*SHOWN, *fields[:1]) if draw(st.booleans()) else ()
+    return Ask(
+        topics=draw(st.sampled_from([("0",), ("0",), ("0", "1")])),
+        identity=draw(st.sampled_from(OWNERS)),
+        filters=tuple(draw(st.lists(filters, max_size=2))),
+        chosen=draw(chosen_of()),
+        fields=shown,
+        chosen_fields=chosen,
+        format=format,
+        binary=draw(st.sampled_from(["error", "base64"])) if format == "value" else "error",
+        interval=None if snapshot else draw(st.sampled_from([None, None, None, "30ms"])),
+        slow=SlowClient.CATCH_UP if snapshot and slow is SlowClient.SKIP else slow,
+        snapshot=snapshot,
+    )
+
+
+ways = st.fixed_dictionaries({
+    "wire": st.sampled_from(list(WIRES)),
+    "origin": st.sampled_from(["live", "earliest"]),
+    "credit": st.sampled_from([None, None, None, 3]),
+    "rate": st.sampled_from([None, None, None, Rate(40, 0.1)]),
+})  # fmt: skip
+steps = st.tuples(st.sampled_from(KINDS), st.integers(0, 255), st.integers(0, 255))
+
+
+class World:
+    """One hub, its clients, and what was written."""
+
+    def __init__(self, hub: Hub, producer: AIOKafkaProducer, topics: Sequence[str]) -> None:
+        self.written: dict[int, Written] = {}
+        self.clients: list[Isolated] = []
+        self._hub, self._producer, self._topics = hub, producer, topics
+        self._numbers = itertools.count(1)
+        self._random = random.Random(7)
+        self._asks: list[Ask] = []
+
+    def asked(self, ask: Ask) -> Ask:
+        """With the names of topics."""
+        made = replace(ask, topics=tuple(self._topics[int(n)] for n in ask.topics))
+        self._asks.append(made)
+        return made
+
+    async def add(self, ask: Ask, way: dict[str, Any], last_event_id: str = "") -> Isolated:
+        label = f"s{len(self.clients)}"
+        way = {**way, "origin": "earliest" if ask.snapshot else way["origin"]}
+        client = Isolated(self._hub, ask, label=label, last_event_id=last_event_id, **way)
+        client.written = self.written
+        self.clients.append(client)
+        await client.connect()
+        return client
+
+    async def write(self, count: int, size: int = 0, owners: Sequence[str] = OWNERS) -> None:
+        waiting = []
+        for _ in range(count):
+            record = self._record(next(self._numbers), size, owners)
+            sending = await self._producer.send(
+                record.tp.topic, record.shown.value, record.key, record.tp.partition,
+                headers=list(record.headers),
+            )  # fmt: skip
+            waiting.append((record, sending))
+        for record, sending in waiting:
+            number = record.value["n"]
+            self.written[number] = record._replace(offset=(await sending).offset)
+
+    def _record(self, number: int, size: int, owners: Sequence[str]) -> Written:
+        draw = self._random
+        owner, region = draw.choice(owners), draw.choice(["eu", "us"])
+        key = None if draw.random() < 0.1 else owner.encode()
+        p = OWNERS.index(owner) % PARTITIONS if key else draw.randrange(PARTITIONS)
+        deep = {"open": number, "secret": f"of {owner}"}
+        value = {"n": number, "owner": SCALARS.get(owner, owner), "amount": number % 7,
+                 "region": region, "deep": deep, "pad": "x" * size}  # fmt: skip
+        headers = [("owner", owner.encode())]
+        headers += [("region", region.encode())] if number % 3 else []
+        tp = TopicPartition(draw.choice(self._topics), p)
+        return Written(tp, -1, key, value, headers)
+
+    async def step(self, kind: str, a: int, b: int) -> None:
+        client = self.clients[a % len(self.clients)]
+        match kind:
+            case "write":
+                await self.write(1 + b % 5)
+            case "slow":
+                client.hold()
+                await self._burst(client)
+            case "hold":
+                client.hold()
+            case "release":
+                client.release()
+            case "grant":
+                client.grant(b % 8)
+            case "cut":
+                client.cut(b / 255)
+            case "connect" if client.client is None:
+                if b % 4 == 1:
+                    client.ask = self._like(client, b)
+                await client.connect()
+            case "change" if client.client is not None:
+                client.change(self._like(client, b))
+            case "herd":
+                await self._herd(client, 2 + b % 3)
+            case "newcomer" if len(self.clients) < 12:
+                way = {"wire": client.wire_name, "origin": "live", "credit": None, "rate": None}
+                await self.add(self._like(client, b), way)
+            case "rest":
+                await asyncio.sleep(b / 5000)
+        await self.turn()
+
+    async def _burst(self, client: Isolated) -> None:
+        """More than its ring holds, of what it sees if it sees anything."""
+        sizes = Counter[TopicPartition]()
+        for each in self.written.values():
+            sizes[each.tp] += len(each.value["pad"])
+        if max(sizes.values()) + BURST * BIG < MAX_WRITTEN:
+            for _ in range(BURST):  # one by one, as chunks of their own
+                await self.write(1, BIG, [client.ask.identity])
+
+    def _like(self, client: Isolated, b: int) -> Ask:
+        """The same for somebody else, or anything that is asked for here."""
+        if b % 3:
+            return replace(client.ask, identity=OWNERS[b % len(OWNERS)])
+        return self._asks[b % len(self._asks)]
+
+    async def _herd(self, client: Isolated, count: int) -> None:
+        """Some who come back at once, from where this one stands."""
+        if not client.last_event_id or len(self.clients) > 12:
+            return
+        client.cut(1)
+        await self.write(6)
+        way = {"wire": client.wire_name, "origin": "live", "credit": None, "rate": None}
+        at = client.last_event_id
+        await asyncio.gather(
+            client.connect(), *(self.add(client.ask, way, at) for _ in range(count))
+        )
+
+    async def turn(self) -> None:
+        """Let things happen; clients that were told to go on as another view do."""
+        await asyncio.sleep(0)
+        for client in self.clients:
+            await client.go_on()
+            if not client.full:
+                client.read()
+            if client.finished:  # too slow
+                client.cut(1)
+                await client.connect()
+
+    async def calm(self) -> None:
+        """Everybody is there and takes what comes, and gets all that is its own."""
+        for client in self.clients:
+            client.release()
+            if client.client is None:
+                await client.connect()
+        for _ in range(2):  # what should not come would come before what is written now
+            for owner in OWNERS:
+                await self.write(1, owners=[owner])
+            await self._whole()
+
+    async def _whole(self) -> None:
+        deadline = time.monotonic() + WITHIN
+        while True:
+            for client in self.clients:
+                client.grant()
+            await self.turn()
+            lacking = [client for client in self.clients if client.is_changing or client.missing()]
+            if not lacking:
+                return
+            if time.monotonic() > deadline:
+                client = lacking[0]
+                raise Wrong(f"missing at {client}: {client.missing()}")
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def world_on(kafka: EmbeddedKafka, cache: str) -> AsyncIterator[World]:
+    topics = [f"t{number}" for number in itertools.islice(_names, 2)]
+    for name in topics:
+        kafka.create_topic(name, PARTITIONS)
+    config = config_for(
+        kafka.bootstrap, [{"name": each, "cache": {"bytes": cache}} for each in topics]
+    )
+    async with (
+        AIOKafkaProducer(bootstrap_servers=kafka.bootstrap, max_request_size=1 << 22) as producer,
+        cluster(kafka.bootstrap) as kafkas,
+    ):
+        hub = Hub(kafkas, Settings.model_validate(config))
+        await hub.start()
+        try:
+            yield World(hub, producer, topics)
+        finally:
+            await hub.close()
+
+
+_names = itertools.count()
+
+
+async def play(
+    kafka: EmbeddedKafka,
+    cache: str,
+    opened: Sequence[tuple[Ask, dict[str, Any]]],
+    others: Sequence[Ask],
+    steps: Sequence[tuple[str, int, int]],
+) -> None:
+    async with asyncio.timeout(4 * WITHIN), world_on(kafka, cache) as world:
+        await world.write(8)
+        for ask in others:
+            world.asked(ask)
+        for ask, way in opened:
+            await world.add(world.asked(ask), way)
+        for step in steps:
+            await world.step(*step)
+        await world.calm()
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka() as kafka:
+        yield kafka
+
+
+def run(kafka: EmbeddedKafka, number: int, examples: int) -> None:
+    """Scenarios from a seed. What fails is told as hypothesis tells it, not shrunk: it may be a
+    matter of time."""
+
+    @seed(number)
+    @hypothesis.settings(
+        max_examples=examples, database=None, deadline=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck), print_blob=True,
+    )  # fmt: skip
+    @given(
+        cache=st.sampled_from(["1KiB", "64KiB", "8MiB"]),
+        opened=st.lists(st.tuples(asks(), ways), min_size=3, max_size=7),
+        others=st.lists(asks(), min_size=1, max_size=4),
+        steps=st.lists(steps, min_size=30, max_size=60),
+    )
+    def scenarios(**scenario: Any) -> None:
+        asyncio.run(play(kafka, **scenario))
+
+    scenarios()
+
+
+def test_each_client_is_sent_what_is_its_own(kafka: EmbeddedKafka):
+    run(kafka, SEED, EXAMPLES)
+
+
+@pytest.mark.skipif(not SECONDS, reason="GATEWAY_ISOLATION_SECONDS is not set; make isolation does")
+@pytest.mark.timeout(SECONDS + 600)
+def test_the_same_holds_for_as_long_as_one_likes(capsys: pytest.CaptureFixture[str]):
+    began, number = time.monotonic(), random.SystemRandom().randrange(1 << 32)
+    while (spent := time.monotonic() - began) < SECONDS:
+        with capsys.disabled():
+            print(f"\nisolation: {spent:.0f} s; now seed {number}", end=" ", flush=True)
+        with EmbeddedKafka() as kafka:
+            run(kafka, number, EXAMPLES)
+        number += 1
+
+
+# Faults that were planted: a test that does not find them proves nothing.
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def a_channel_is_found_without_its_filters(patch: pytest.MonkeyPatch) -> None:
+    channel = Hub._channel
+    firsts: dict[Any, View] = {}
+
+    def shared(self: Hub, tail: Any, view: View, wire: Any) -> Any:
+        first = firsts.setdefault(replace(view, filters=Filters()), view)
+        return channel(self, tail, first, wire)
+
+    patch.setattr(Hub, "_channel", shared)
+
+
+def an_encoder_is_found_without_its_fields(patch: pytest.MonkeyPatch) -> None:
+    encoder = Hub._encoder
+    patch.setattr(
+        Hub, "_encoder", lambda self, view, wire: encoder(self, replace(view, fields=()), wire)
+    )
+
+
+def what_the_index_finds_is_not_asked_for_the_rest(patch: pytest.MonkeyPatch) -> None:
+    named = Filter.named.fget
+    assert named is not None
+    whole = property(lambda self: (part._replace(whole=True) for part in named(self)))
+    patch.setattr(Filter, "named", whole)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        a_channel_is_found_without_its_filters,
+        an_encoder_is_found_without_its_fields,
+        what_the_index_finds_is_not_asked_for_the_rest,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_what_was_planted_is_found(
+    kafka: EmbeddedKafka, plant: Plant, monkeypatch: pytest.MonkeyPatch
+):
+    plant(monkeypatch)
+    with pytest.raises(Wrong):
+        run(kafka, SEED, 4 * EXAMPLES)
