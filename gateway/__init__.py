@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         AccessDenied,
         AuthenticationFailed,
         BrokerUnavailable,
+        Busy,
         CheckpointRefused,
         ConfigError,
         Fenced,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         KafkaError,
         KeyReused,
         LocalBrokerError,
+        MemoryFull,
         NotGranted,
         NotOwned,
         PartitionFailed,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
         TokenCorrupt,
         TokenError,
         TokenForeign,
+        TokenTooOld,
         UnknownTopic,
     )
     from .kafka.embedded import EmbeddedKafka
@@ -55,10 +58,11 @@ _ROOMS = {
     "api.gateway": "Gateway Produced",
     "api.stream": "Stream",
     "config": "Settings load loads",
-    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable CheckpointRefused ConfigError "
-    "Fenced FormatError GatewayError GroupFailed GroupInUse GuardUnavailable KafkaError KeyReused "
-    "LocalBrokerError NotGranted NotOwned PartitionFailed PipelineError RegistryUnavailable "
-    "RequestError StreamEnded TokenCorrupt TokenError TokenForeign UnknownTopic",
+    "errors": "AccessDenied AuthenticationFailed BrokerUnavailable Busy CheckpointRefused "
+    "ConfigError Fenced FormatError GatewayError GroupFailed GroupInUse GuardUnavailable "
+    "KafkaError KeyReused LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed "
+    "PipelineError RegistryUnavailable RequestError StreamEnded TokenCorrupt TokenError "
+    "TokenForeign TokenTooOld UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app": "Application create_app",
@@ -72,6 +76,7 @@ __all__ = [
     "AuthenticationFailed",
     "Begin",
     "BrokerUnavailable",
+    "Busy",
     "CheckpointRefused",
     "ConfigError",
     "EmbeddedKafka",
@@ -91,6 +96,7 @@ __all__ = [
     "KafkaError",
     "KeyReused",
     "LocalBrokerError",
+    "MemoryFull",
     "NotGranted",
     "NotOwned",
     "PartitionFailed",
@@ -107,6 +113,7 @@ __all__ = [
     "TokenCorrupt",
     "TokenError",
     "TokenForeign",
+    "TokenTooOld",
     "UnknownTopic",
     "__version__",
     "create_app",

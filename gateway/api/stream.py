@@ -135,7 +135,7 @@ class Stream:
         if data is None or self._closed:
             self._close()
             raise StopAsyncIteration
-        self._fill(self._encoder.read(data, self._mark, self._view.digest))
+        self._fill(self._encoder.read(data, self._mark, self._client.subscription.channel.view))
 
     async def _open(self) -> bool:
         """True if that had to be done: what it begins with can be read now."""
@@ -153,7 +153,8 @@ class Stream:
         encoder = self._client.subscription.channel.encoder
         assert isinstance(encoder, ObjectEncoder)
         self._encoder, self._begun = encoder, True
-        self._fill(encoder.read(self._client.begin(), "", self._view.digest))
+        view = self._client.subscription.channel.view
+        self._fill(encoder.read(self._client.begin(), "", view))
         return True
 
     async def _subscribed(self) -> Client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from gateway.api.gateway import Gateway
     from gateway.config import Settings
     from gateway.sidecar.app import Sidecar
+    from gateway.web.access import Granted
     from gateway.web.access.guards import Guards
 
 
@@ -25,7 +27,8 @@ def sidecar(gateway: Gateway, guards: Guards, *, alone: bool = False) -> Sidecar
 
     name = settings.sidecar.kafka or next(iter(settings.clusters))
     scope = Scoped(guards, settings)
-    return Sidecar(settings, gateway.clusters[name], scope=scope, alone=alone)
+    hub = gateway.hubs.of(name)
+    return Sidecar(settings, hub.cluster, scope=scope, alone=alone, documents=lambda: hub.documents)
 
 
 def sidecar_alone(gateway: Gateway, guards: Guards) -> Sidecar | None:
@@ -33,8 +36,12 @@ def sidecar_alone(gateway: Gateway, guards: Guards) -> Sidecar | None:
     return sidecar(gateway, guards, alone=True)
 
 
+GRANTED = "gateway.sidecar.granted"  # in the ASGI scope: guards are asked once for a request
+
+
 class Scoped:
-    """Asks the guards of `sidecar.guarded`: one of them must grant the scope, as a role."""
+    """Asks the guards of `sidecar.guarded`: one of them must grant the scope, as a role. They are
+    asked once for each request."""
 
     def __init__(self, guards: Guards, settings: Settings) -> None:
         from gateway.config import Route
@@ -56,8 +63,13 @@ class Scoped:
 
         if not self._route.guarded:
             return ""
-        granted = await self._guards(self._route, {}, request, bearer(request))
-        if not any(scope in grant.roles for grant in granted.values()):
+        granted: Granted | None = request.scope.get(GRANTED)
+        if granted is None:
+            granted = await self._guards(self._route, {}, request, bearer(request))
+            request.scope[GRANTED] = granted
+        if scope and not any(scope in grant.roles for grant in granted.values()):
             what = f"no guard grants {scope}; ask for a token with that scope"
             raise NotGranted(403, what, roles=(scope,))
+        if len(granted) > 1:  # who it is for the first may be several for the others
+            return json.dumps(sorted(granted.subject))
         return granted.identity or ""

@@ -43,7 +43,7 @@ def sidecar(
     \b
     gateway sidecar -c gateway.yaml                       # on 127.0.0.1:8080
     gateway sidecar -c gateway.yaml --values values.yml
-    gateway sidecar -c gateway.yaml --host 0.0.0.0 --port 8443
+    gateway sidecar -c gateway.yaml --host 0.0.0.0 --port 8443    # with sidecar.guarded
     """
     from gateway.config import load
     from gateway.web.server import serve

@@ -206,7 +206,8 @@ CACHE = _gauge(
 MEMORY = _gauge(
     "gateway_memory_bytes",
     "What the option memory bounds: cache, rings (recent chunks), tables (snapshots), backlog "
-    "(read and not taken yet).",
+    "(read and not taken yet), views (what clients ask for), unsent (not taken by slow clients), "
+    "inflated (a large batch being read), received (messages of clients, not done yet).",
     "part", unit="bytes",
 )  # fmt: skip
 MEMORY_LIMIT = _gauge("gateway_memory_limit_bytes", "The option memory.", unit="bytes")

@@ -1,13 +1,15 @@
 """The log: one handler on stderr, lines to read or JSON, levels that can be changed at any time.
 
 A line says what it is about (`about`) behind its text, in JSON as members. What looks like a secret
-is hidden in all of them.
+is hidden in all of them, and what a client wrote cannot look like a line of its own, move the
+cursor of a terminal or turn the text around: such characters are escaped here, for every logger.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -21,6 +23,13 @@ LEVELS = ("debug", "info", "warning", "error")
 LIBRARIES = ("aiokafka", "httpx", "uvicorn", "opentelemetry")  # any other name is a room of ours
 QUIET = {"aiokafka": "warning", "httpx": "warning"}  # said by us, once, where it matters
 EXTRAS = ("topic", "partition", "broker", "cause")  # members that a line's `extra` may have
+
+# Control characters (C0, DEL, C1), what breaks lines or is not shown, what changes the direction of
+# text (UAX 9), tags, and halves of surrogate pairs, which no stream can encode.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 lines: Counter[str] = Counter()
 """Lines logged in this process, by level."""
@@ -103,7 +112,16 @@ class _Console(logging.Formatter):
         return f"{text} [{ids}]" if ids else text
 
     def format(self, record: logging.LogRecord) -> str:
-        return cleaned(super().format(record))
+        """The line; a traceback follows, each of its lines indented, so that none looks like one
+        of the log."""
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record)
+        text = escaped(cleaned(self.formatMessage(record)))
+        trace = self.formatException(record.exc_info) if record.exc_info else record.exc_text
+        for more in (trace, record.stack_info):
+            if more:
+                text += "".join([f"\n  {escaped(line)}" for line in cleaned(more).split("\n")])
+        return text
 
 
 class _Json(logging.Formatter):
@@ -126,7 +144,21 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             told["error"] = cleaned(self.formatException(record.exc_info))
-        return json.dumps(told, ensure_ascii=False, default=str)
+        return _UNSAFE.sub(_in_json, json.dumps(told, ensure_ascii=False, default=str))
+
+
+def escaped(text: str) -> str:
+    """Text for one line of a terminal: what is no plain character is written as Python does."""
+    return text if text.isascii() and text.isprintable() else _UNSAFE.sub(_in_text, text)
+
+
+def _in_text(char: re.Match[str]) -> str:
+    return char[0].encode("unicode_escape").decode()
+
+
+def _in_json(char: re.Match[str]) -> str:
+    """As a JSON text has it (RFC 8259 7): whoever parses the line gets the character itself."""
+    return json.dumps(char[0])[1:-1]
 
 
 def _extra(record: logging.LogRecord, name: str) -> Any:

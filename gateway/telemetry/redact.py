@@ -18,7 +18,8 @@ _SECRET = {
 }
 # A JWT wherever it stands (RFC 7519: three parts, the first begins with `{"`), and credentials
 # behind their scheme.
-_JWT = re.compile(r"eyJ[A-Za-z0-9_-]{5,}\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)?")
+_RUN = re.compile(r"[A-Za-z0-9_.-]+")  # a JWT is in one; looked for by itself, it is in each "eyJ"
+_JWT_BEGINS, _JWT_LEAST = "eyJ", 8
 _SCHEME = re.compile(r"\b(bearer|basic)(\s+|\.)[A-Za-z0-9._~+/=-]{6,}", re.IGNORECASE)
 _USERINFO = re.compile(r"(?<=://)[^/?#@\s]*@")
 _PAIR = re.compile(r"([?&;]|^)([^=&;?#\s]+)=([^&;#\s\"']*)")
@@ -41,13 +42,27 @@ def cleaned(text: str) -> str:
     if "=" in text and ("?" in text or "&" in text):
         text = _PAIR.sub(_hidden, text)
     if "eyJ" in text:
-        text = _JWT.sub(HIDDEN, text)
+        text = _RUN.sub(_without_jwts, text)
     if "://" in text and "@" in text:
         text = _USERINFO.sub(f"{HIDDEN}@", text)
     lowered = text.lower()
     if "bearer" in lowered or "basic" in lowered:
         text = _SCHEME.sub(rf"\1\2{HIDDEN}", text)
     return text
+
+
+def _without_jwts(run: re.Match[str]) -> str:
+    """Of three parts, the last of which may lack; the first begins somewhere in its own."""
+    parts, kept = run[0].split("."), []
+    while len(parts) > 1:
+        part = parts.pop(0)
+        at = part.find(_JWT_BEGINS)
+        if 0 <= at <= len(part) - _JWT_LEAST:
+            kept.append(part[:at] + HIDDEN)
+            del parts[:2]
+        else:
+            kept.append(part)
+    return ".".join([*kept, *parts])
 
 
 def _hidden(pair: re.Match[str]) -> str:

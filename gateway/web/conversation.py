@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import sys
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -18,6 +20,7 @@ from starlette.exceptions import HTTPException
 
 from ..errors import GatewayError
 from ..hub.messages import WebSocket
+from ..hub.received import received_bytes
 from . import messages, problems
 from .messages import BadMessage, Said, Token
 from .socket import Socket
@@ -26,6 +29,7 @@ log = logging.getLogger(__name__)
 
 BAD_IN_A_ROW = 16  # messages after which a client is taken to be none of ours
 MOST_WAITING = 64  # messages, before no more are heard
+MAX_HELD_BYTES = 256 * 1024  # bytes of messages, likewise; the last one may go beyond by its size
 MOST_OWED = 64 * 1024  # bytes of answers that the client does not take, likewise
 
 # Of a close: RFC 6455 7.4.1, and IANA's registry.
@@ -38,16 +42,18 @@ class Conversation:
     """See the module; a `Listener`. What is said, and what is to be done then, is for those who
     derive from it to know, in `take`."""
 
-    __slots__ = ("_bad", "_lost", "_owed", "_tasks", "_waiting", "socket")
+    __slots__ = ("_bad", "_held", "_lost", "_owed", "_size", "_tasks", "_waiting", "socket")
 
     # `_waiting`: what the client said since something has to wait; None while nothing has.
+    # `_held`:    bytes of that, and of what is under way.
+    # `_size`:    bytes of the message that is heard.
     # `_owed`:    bytes of answers since the socket is full.
 
     def __init__(self) -> None:
         self.socket: Socket
         self._tasks: set[asyncio.Task[None]] | None = None
         self._waiting: deque[str | bytes] | None = None
-        self._bad = self._owed = 0
+        self._bad = self._owed = self._held = self._size = 0
         self._lost = False
 
     def take(self, said: Said) -> Work | None:
@@ -59,13 +65,14 @@ class Conversation:
 
     @property
     def busy(self) -> bool:
-        if self._owed >= MOST_OWED:
+        if self._owed >= MOST_OWED or self._held >= MAX_HELD_BYTES:
             return True
         return self._waiting is not None and len(self._waiting) >= MOST_WAITING
 
     def heard(self, message: str | bytes) -> None:
         if self._waiting is not None:
             self._waiting.append(message)
+            self._hold(sys.getsizeof(message))
             return
         work = self._hear(message)
         if work is not None:
@@ -77,6 +84,7 @@ class Conversation:
         self.socket.go_on()
 
     def lost(self, code: int, reason: str) -> None:
+        self.release(self._held)
         self._lost = True
         for task in self._tasks or ():
             task.cancel()
@@ -90,13 +98,21 @@ class Conversation:
                     await work()
                 elif self._lost:
                     return
-                work = self._hear(self._waiting.popleft()) if self._waiting else None
+                work = self._hear_next() if self._waiting else None
         finally:
             self._waiting = None
         self.socket.go_on()
 
+    def _hear_next(self) -> Work | None:
+        """As `_hear`, of the message that has waited longest."""
+        assert self._waiting is not None
+        message = self._waiting.popleft()
+        self.release(sys.getsizeof(message))
+        return self._hear(message)
+
     def _hear(self, heard: str | bytes) -> Work | None:
         """Do it, or say how it is done if that takes time."""
+        self._size = sys.getsizeof(heard)
         if isinstance(heard, bytes):
             self.socket.close(UNSUPPORTED, "send text: JSON")
             return None
@@ -124,6 +140,26 @@ class Conversation:
 
     # what waits
 
+    def hold(self) -> int:
+        """Count the message that is heard as held until it is `release`d. Returns its bytes."""
+        self._hold(self._size)
+        return self._size
+
+    def _hold(self, size: int) -> None:
+        if not self._lost:
+            self._held += size
+            received_bytes.total += size
+
+    def release(self, size: int) -> None:
+        """Hold so many bytes less. What a lost client had is released already."""
+        if self._lost:
+            return
+        full = self._held >= MAX_HELD_BYTES
+        self._held -= size
+        received_bytes.total -= size
+        if full and not self.busy:
+            self.socket.go_on()
+
     def do(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         if self._tasks is None:  # an empty set for each socket would be 216 bytes
@@ -143,13 +179,19 @@ class Conversation:
     # answers
 
     def answer(self, kind: str, label: str | None = None, **data: Any) -> None:
-        told = WebSocket(label, self.socket.deflate).message(kind, data)
+        if label is not None:
+            data = {"id": label, **data}
+        told = WebSocket(deflate=self.socket.deflate).message(kind, data)
         self.socket.write(told)
         if self.socket.full:
             self._owed += len(told)
 
     def error(self, label: str | None, exc: Exception) -> None:
-        self.answer("error", label, code=problems.code(exc), **problems.members(exc))
+        told = problems.members(exc)
+        wait: float | None = getattr(exc, "retry_after", None)
+        if wait is not None:
+            told["retryAfter"] = math.ceil(wait)
+        self.answer("error", label, code=problems.code(exc), **told)
 
 
 def _about(said: Said) -> str | None:

@@ -11,6 +11,7 @@ from ..config import Settings
 from .beside import Neighbour
 from .certificate import TlsContext
 from .forwarded import Forwarded
+from .hosts import HostCheck
 from .listening import BACKLOG
 from .transport import GatewayProtocol
 
@@ -20,12 +21,21 @@ def edge(
     settings: Settings,
     tls: TlsContext | None,
     neighbour: Neighbour | None = None,
+    *,
+    names: frozenset[str] | None = None,
     **options: Any,
 ) -> uvicorn.Config:
-    """neighbour: what else the application serves. options: further ones of `uvicorn.Config`."""
+    """neighbour: what else the application serves. names: by which it may be asked for; any where
+    there are none. options: further ones of `uvicorn.Config`."""
     proxies = settings.listen.forwarded
+    if proxies is not False:
+        app = forwarded = Forwarded(app, proxies)
+    if names is not None:
+        # Whoever listed the names means them of proxies, too.
+        by_proxy = proxies is not False and not settings.listen.hosts
+        app = HostCheck(app, names, forwarded.believes if by_proxy else lambda peer: False)
     return uvicorn.Config(
-        app if proxies is False else Forwarded(app, proxies),
+        app,
         http=type("Protocol", (GatewayProtocol,), {"NEIGHBOUR": neighbour}),
         log_config=None,
         access_log=False,

@@ -12,6 +12,7 @@ from functools import lru_cache
 from starlette.requests import HTTPConnection
 
 from ..config import Route
+from ..core.short_cache import cache_short
 from ..hub.gzip import Gzip
 from ..hub.wire import Wire
 from ..wire import gzip
@@ -37,7 +38,7 @@ def _gzip(wire: Wire) -> Gzip:
     return Gzip(wire)
 
 
-@lru_cache(256)
+@cache_short(256)
 def prefers_gzip(header: str) -> bool:
     """Is gzip named, and worth no less than plain bytes? These are worth what `*` is where they
     are not named, and are what is left to a client that takes nothing."""

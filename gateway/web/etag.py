@@ -7,21 +7,29 @@ What a route shows of a record, by fields or format, is a representation of its 
 
 from __future__ import annotations
 
+from functools import lru_cache
+from hashlib import sha256
+
 from ..core.record import Record
-from ..core.token import digest
 from ..hub.view import View
 
 
 def place_of(record: Record, topic_id: str) -> str:
     """Also by epoch, as an unclean election may give an offset away again."""
-    return f"{record.tp.partition}.{record.offset}.{record.epoch}.{digest(topic_id).decode()}"
+    return f"{record.tp.partition}.{record.offset}.{record.epoch}.{topic_id}"
 
 
 def tag_of(record: Record, topic_id: str, view: View) -> str:
     place = place_of(record, topic_id)
     if view.fields or view.format != "value":
-        return f'"{place}/{view.digest.decode()}"'
+        return f'"{place}/{_representation(view.format, view.binary, view.fields)}"'
     return f'"{place}"'
+
+
+@lru_cache(256)  # of what routes and clients choose, most choose alike
+def _representation(format: str, binary: str, fields: tuple[str, ...]) -> str:
+    """128 bits: that two of them are one is not to be had by chance, nor by choice of fields."""
+    return sha256(repr((format, binary, fields)).encode()).hexdigest()[:32]
 
 
 def matches(condition: str, place: str | None) -> bool:

@@ -20,12 +20,12 @@ async def respond(routes: Routes, match: Match, request: Request) -> Response:
     note(route=name)
     if match.route.with_.capability == "produce" and not match.reply:
         _mind_origin(routes, match, request)
-    await routes.limits.arrive(request.scope)
     match = await routes.admit(match, request)
     leave = await routes.limits.enter(request.scope, match.granted)
     try:
         if routes.hubs.draining:
             raise _draining()
+        match = await routes.refresh(match, request)
         return await _answer(routes, match, request)
     except Left:
         return Response(status_code=204)  # nobody hears it

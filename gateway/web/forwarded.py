@@ -9,15 +9,19 @@ client; what stands before it, that client may have invented. Where everybody is
 
 from __future__ import annotations
 
-from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Literal
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..core.short_cache import cache_short
 from . import tls
 
 SECURE = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+
+MAX_PROXIES = 32
+"""Addresses of X-Forwarded-For that are looked at, from the right: those further left are of no
+proxy of ours, and 6,000 of them took 40 ms."""
 
 
 class Forwarded:
@@ -30,7 +34,11 @@ class Forwarded:
         self._app = app
         self._all = proxies is True
         self._networks = [ip_network(each) for each in proxies] if proxies is not True else []
-        self._trusts = lru_cache(4096)(self._is_proxy)
+        self._trusts = cache_short(4096)(self._is_proxy)
+
+    def believes(self, peer: str) -> bool:
+        """Whether what connects from this address is a proxy."""
+        return self._all or self._trusts(peer)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client")
@@ -43,14 +51,15 @@ class Forwarded:
         await self._app(scope, receive, send)
 
     def _believe(self, scope: Scope) -> None:
-        addresses: list[str] = []
+        forwarded: list[str] = []
         scheme = ""
         for name, value in scope["headers"]:
             if name == b"x-forwarded-for":
-                addresses += value.decode("latin-1").split(",")
+                forwarded.append(value.decode("latin-1"))
             elif name == b"x-forwarded-proto":
                 scheme = value.decode("latin-1").rpartition(",")[2].strip().lower()
-        if addresses:
+        if forwarded:
+            addresses = ",".join(forwarded).rsplit(",", MAX_PROXIES)[-MAX_PROXIES:]
             scope["client"] = (self._client(addresses, scope["client"][0]), 0)
         if scheme in SECURE:
             of_socket = scope["type"] == "websocket"

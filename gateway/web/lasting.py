@@ -48,6 +48,11 @@ class HttpStream(Opened):
     async def open(cls, routes: Routes, match: Match, request: Request, wire: Wire) -> Self:
         """It counts as a connection. Raises Busy, RequestError, TokenError and KafkaError."""
         leave = await routes.limits.enter(request.scope, match.granted)
+        try:
+            match = await routes.refresh(match, request)
+        except BaseException:
+            leave()
+            raise
         stream = cls(routes, match, request, wire, leave)
         try:
             stream._take(await routes.open(match, request, wire))
@@ -96,6 +101,10 @@ class HttpStream(Opened):
     def drained(self) -> None:
         if self._client is not None:
             self._client.drained()
+
+    def probe(self) -> None:
+        if self._client is not None:
+            self._client.probe()
 
     def close(self) -> None:
         """It is lost, or nobody waits for the stream any more."""

@@ -42,6 +42,14 @@ class Shown(NamedTuple):
 
 async def respond(routes: Routes, match: Match, request: Request) -> Response:
     """200, or 304 for one that is known. Raises RequestError, KafkaError and Left."""
+    while True:
+        response = await _respond(routes, match, request)
+        if routes.is_current(match):
+            return response
+        match = await routes.refresh(match, request)  # it may have waited for long
+
+
+async def _respond(routes: Routes, match: Match, request: Request) -> Response:
     view, key = _asked(await routes.view(match, pairs(request)))
     known = ",".join(request.headers.getlist("if-none-match"))
     wait = preferences(request).wait
@@ -70,8 +78,8 @@ def _asked(view: View) -> tuple[View, bytes]:
 
 
 async def _latest(hub: Hub, view: View, key: bytes) -> Shown | None:
-    record = await hub.documents.latest(view.topics[0], key)
-    if record is None or not view.filters.matches(record):
+    record = await hub.documents.latest(view.topics[0], key, view.filters)
+    if record is None:
         return None
     return Shown(record, tag_of(record, hub.topics.id(view.topics[0]), view))
 

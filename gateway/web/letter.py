@@ -6,31 +6,42 @@ import base64
 import binascii
 import json
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 from starlette.requests import HTTPConnection
 
 from ..config import Route, With
+from ..core.filters import ALL, Filters
 from ..core.record import Record, TopicPartition
 from ..errors import RequestError
+from ..hub.transform import header_names
 from ..hub.view import View
 from .messages import Produce
 from .request import Query, split
-from .routes import Match, Routes
+from .routes import Match, Routes, name_of
 from .views import Fill
 
 Headers: TypeAlias = Sequence[tuple[str, bytes]]
 
 
 class Letter(NamedTuple):
-    """scope: of its idempotency key; equal keys of two routes are two. cluster: by its name."""
+    """A record that a client may write.
+
+    scope:   of its idempotency key; equal keys of two routes, or of two identities, are two.
+    cluster: by its name.
+    filters: of the route that it is written by.
+    match:   who writes it, and by which route.
+    """
 
     topic: str
     key: bytes | None
     value: bytes | None
     headers: Headers
     scope: str
+    match: Match
     cluster: str = ""
+    filters: Filters = ALL
 
 
 async def letter_of(
@@ -43,6 +54,8 @@ async def letter_of(
     """
     path, query = split(path if path is not None else _path(routes, said.topic))
     match = routes.writable(path)
+    if said.value is None:
+        match = match._replace(method="DELETE")
     match = await routes.admit(match, connection, token)
     with_ = match.route.with_
     if not with_.writes:
@@ -57,7 +70,16 @@ async def letter_of(
     fill = fill_of(match, query, said.idempotency_key)
     headers = [(name, text.encode()) for name, text in said.headers.items()]
     key, headers = addressed(with_, fill, key, headers)
-    return passed(view, Letter(topic, key, value, headers, scope_of(match)))
+    letter = Letter(topic, key, value, headers, scope_of(match), match)
+    return await check_filters(routes, view, letter)
+
+
+async def check_current(routes: Routes, letter: Letter) -> None:
+    """Raise RequestError 503 where a route, or its guards, were configured anew since its client
+    was admitted: nothing is written by what was allowed before."""
+    if not routes.is_unchanged(letter.match):
+        what = "its route was configured anew meanwhile, and nothing is written; repeat it"
+        raise RequestError(503, "Configured anew", what, retry_after=1.0)
 
 
 def fill_of(match: Match, query: Query, idempotency_key: str | None) -> Fill:
@@ -80,13 +102,35 @@ def addressed(
     return key, [*[each for each in headers if each[0].lower() not in names], *over.items()]
 
 
-def passed(view: View, letter: Letter) -> Letter:
-    """The same, if the route's filters let it through. Raises RequestError 403."""
+async def check_filters(routes: Routes, view: View, letter: Letter) -> Letter:
+    """Return the letter as it is written, if its route would show the record.
+
+    The filters look at what streams will look at: the record as its model and the transforms of its
+    topic make it. Headers that a transform sets are the topic's, so those of the letter are left
+    out: a filter takes any header of a name, and would take the client's.
+
+    Raises:
+        RequestError: 403 for a record that the route would not show; 400 and 503 as `Models`.
+    """
+    transforms = routes.hubs.of(view.cluster).topics.settings(letter.topic).transforms
+    names = header_names(transforms)
+    headers = [each for each in letter.headers if each[0].lower() not in names]
+    letter = letter._replace(headers=headers, cluster=view.cluster, filters=view.filters)
+    if view.filters.filters:
+        record = await preview(routes, letter)
+        if record is None or not view.filters.matches(record):
+            what = "this record does not pass the filters of its route; write one that does"
+            raise _forbidden(what)
+    return letter
+
+
+async def preview(routes: Routes, letter: Letter) -> Record | None:
+    """Return the record as streams will show it; None if they will skip it. Raises RequestError."""
+    hub = routes.hubs.of(letter.cluster)
+    key, value = await hub.models.written(letter.topic, letter.key, letter.value)
     at = TopicPartition(letter.topic, 0)
-    record = Record(at, 0, 0, 0, letter.key, letter.value, tuple(letter.headers))
-    if not view.filters.matches(record):
-        raise _forbidden("this record does not pass the filters of its route; write one that does")
-    return letter._replace(cluster=view.cluster)
+    record = Record(at, 0, 0, 0, key, value, tuple(letter.headers))
+    return await hub.models.preview(record)
 
 
 def _deletes(route: Route) -> bool:
@@ -120,7 +164,10 @@ def _content(said: Produce) -> tuple[bytes | None, bytes | None]:
         return key, None
     if isinstance(said.value, str):
         return key, said.value.encode()
-    text = json.dumps(said.value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text = json.dumps(said.value, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise RequestError(400, "Bad request", "'value' is nested too deep; flatten it") from None
     return key, text.encode()
 
 
@@ -134,7 +181,19 @@ def _decoded(name: str, text: Any) -> bytes | None:
 
 
 def scope_of(match: Match) -> str:
-    return match.route.when[0].path
+    """Return whose idempotency keys these are: the route's and, where guards know them, one
+    client's. Clients of an open route share theirs, as nothing tells them apart."""
+    path = name_of(match.route)
+    return f"{path} {requester(match)}" if match.granted else path
+
+
+def requester(match: Match) -> str:
+    """Return who asks, and by which route: what each guard calls the client, as a whole SHA-256.
+
+    It stands in records, which others may read, so it names nobody; and any replica makes the same.
+    """
+    whole = json.dumps([name_of(match.route), sorted(match.granted.subject)])
+    return sha256(whole.encode()).hexdigest()
 
 
 def _forbidden(detail: str) -> RequestError:

@@ -15,7 +15,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from ipaddress import IPv4Address, ip_address, ip_network
 from time import monotonic
 from typing import Any, TypeAlias
@@ -23,7 +22,8 @@ from typing import Any, TypeAlias
 from starlette.types import Scope
 
 from ..config import Limits as Settings
-from ..errors import RequestError
+from ..core.short_cache import cache_short
+from ..errors import Busy
 from .access import NOBODY, Granted
 from .bus import Away, Bus
 from .ledger import EVERY, Full, Ledger, Refused, places
@@ -39,19 +39,18 @@ _TOLD = {
     Full.ALL: (503, "the gateway has as many clients as it takes; come back later"),
     Full.ADDRESS: (429, "your address has as many connections as it may; close one"),
     Full.IDENTITY: (429, "you have as many connections as you may; close one"),
-    Full.RATE: (429, "your address connects more often than it may; come back later"),
+    Full.RATE: (429, "your address asks more often than it may; come back later"),
 }
 
 Leave: TypeAlias = Callable[[], None]
 
 
-class Busy(RequestError):
+class LimitReached(Busy):
     """One limit is reached: 503 for that of all, 429 for those of one client."""
 
     def __init__(self, refused: Refused) -> None:
         status, detail = _TOLD[refused.full]
-        again = refused.wait + random.uniform(*AGAIN)
-        super().__init__(status, "Busy", detail, retry_after=again)
+        super().__init__(status, detail, retry_after=refused.wait + random.uniform(*AGAIN))
 
 
 class Place:
@@ -105,10 +104,18 @@ class Limits:
         return self._own.total
 
     async def arrive(self, scope: Scope) -> None:
-        """Somebody asks for a connection; before it is known who that is. Raises Busy if the
-        address does so too often."""
-        if self._settings.rate is not None and (address := address_of(scope)):
-            await self.take([Full.RATE.key(address)])
+        """Somebody asks for something; before it is known who that is. Raises Busy if the address
+        does so too often."""
+        refused = await self._attempt(address_of(scope))
+        if refused is not None:
+            raise LimitReached(refused)
+
+    async def attempt(self, address: str) -> float | None:
+        """Count one more request of an address, such as a message of a socket that asks to be let
+        in. Returns the seconds to wait where that is too often. address: as `source` has it; what
+        counts by itself has a prefix."""
+        refused = await self._attempt(address)
+        return None if refused is None else refused.wait
 
     async def enter(self, scope: Scope, granted: Granted = NOBODY) -> Place:
         """Count one connection. Raises Busy."""
@@ -128,13 +135,23 @@ class Limits:
 
     async def take(self, keys: Sequence[str]) -> None:
         """A place under each of these, or under none. Raises Busy."""
+        refused = await self._take(keys)
+        if refused is not None:
+            raise LimitReached(refused)
+
+    async def _attempt(self, address: str) -> Refused | None:
+        if self._settings.rate is None or not address:
+            return None
+        return await self._take([Full.RATE.key(address)])
+
+    async def _take(self, keys: Sequence[str]) -> Refused | None:
         if self._shared:
             refused = await self._ask(keys)
         else:
             refused = self._own.take(0, keys, monotonic())
         if refused is not None:
             self.refused[refused.full] += 1
-            raise Busy(refused)
+        return refused
 
     def leave(self, keys: Sequence[str]) -> None:
         self._own.give(0, places(keys))
@@ -225,7 +242,7 @@ def address_of(scope: Scope) -> str:
     return source(client[0]) if client else ""
 
 
-@lru_cache(4096)
+@cache_short(4096)
 def source(host: str) -> str:
     """What counts as one address: of IPv6 the /64, which is what one subscriber is given."""
     try:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import socket
 
+from ..config import Settings
+from ..config.beside import EXPOSED
+from ..config.guarded import is_loopback
 from ..errors import GatewayError
 
 BACKLOG = 2048
@@ -48,6 +51,19 @@ def bind_beside(host: str, port: int) -> socket.socket:
     made = _socket(host)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     return _listening(_bound(made, host, port))
+
+
+def refuse_exposed(settings: Settings, listening: socket.socket) -> None:
+    """Refuse to serve an unguarded sidecar to other machines, by the address that `listen.host`
+    turned out to be: a name such as localhost may be any.
+
+    Raises:
+        GatewayError: As the configuration is refused that names such an address.
+    """
+    host = listening.getsockname()[0]
+    if settings.sidecar is not None and settings.sidecar.is_open and not is_loopback(host):
+        listening.close()
+        raise GatewayError(f"{EXPOSED} (listen.host {settings.listen.host} is {host})")
 
 
 def address(listening: socket.socket, *, tls: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 from urllib.parse import quote, unquote_plus
 
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ..core.short_cache import cache_short
 from ..hub import page
 from ..hub.client import Client
 from ..hub.lines import Ndjson
@@ -36,7 +37,7 @@ def is_asked(request: Request) -> bool:
     return lines > events or (lines == events != NO and "wait" in request.query_params)
 
 
-@lru_cache(256)  # 40 us a connect, of headers that are all alike
+@cache_short(256)  # 40 us a connect, of headers that are all alike
 def _wanted(accept: str) -> tuple[Preference, Preference]:
     """How much lines are, and events."""
     lines = max(preference(accept, name) for name in NAMES)
@@ -86,13 +87,16 @@ async def _page(
     """One page, which counts as a connection while it is waited for."""
     leave = await routes.limits.enter(request.scope, match.granted)
     try:
-        client = await routes.open(match, request, wire, page=page.RECORDS)
-        if request.method == "HEAD":
-            client.close()
-            return Response(headers=HEADERS, media_type=MEDIA_TYPE)
-        answer = await _read(request, match, client, wire, wait)
-        routes.mind_orders(match)  # it may have waited for long
-        return answer
+        while True:
+            match = await routes.refresh(match, request)
+            client = await routes.open(match, request, wire, page=page.RECORDS)
+            if request.method == "HEAD":
+                client.close()
+                return Response(headers=HEADERS, media_type=MEDIA_TYPE)
+            answer = await _read(request, match, client, wire, wait)
+            routes.mind_orders(match)  # it may have waited for long
+            if routes.is_current(match):
+                return answer
     finally:
         leave()
 

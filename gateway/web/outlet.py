@@ -39,6 +39,9 @@ class Taker(Protocol):
     def hand_over(self) -> None:
         """The client that wrote writes nothing more; another is to go on."""
 
+    def probe(self) -> None:
+        """Write something that whoever is there passes over."""
+
 
 def take_over(scope: MutableMapping[str, Any], client: Taker) -> HttpOutlet | None:
     """The connection for `client`, to be asked for after `http.response.start` was sent; the
@@ -150,6 +153,9 @@ class HttpOutlet(asyncio.Protocol):
     KEPT_BYTES = 64 * 1024
     """Of requests behind the stream; after more the connection ends with it."""
 
+    PROBES_SECONDS = 0.1, 0.5, 2.0
+    """After which a client that has ended its side is written to again."""
+
     # `_kept`: what came behind the stream's request; None if it was too much.
     # `_http`: makes the protocol that goes on.
 
@@ -222,6 +228,25 @@ class HttpOutlet(asyncio.Protocol):
         else:
             self._kept = None
             self._transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        """Return whether the connection stays open although the client says nothing more, as
+        `GatewayProtocol.eof_received` does: the stream goes on for one that ended its side only."""
+        transport = self._transport
+        if self._client is None or transport.get_extra_info("sslcontext") is not None:
+            return False
+        if not self._lasts and self._kept is None:
+            return True  # said before: reading was paused and went on
+        self._lasts, self._kept = False, None
+        self._probe()
+        loop = asyncio.get_running_loop()
+        for seconds in self.PROBES_SECONDS:
+            loop.call_later(seconds, self._probe)
+        return True
+
+    def _probe(self) -> None:
+        if self._client is not None and not self.full:
+            self._client.probe()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)

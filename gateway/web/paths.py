@@ -12,11 +12,13 @@ from ..config.producing import pattern_of
 
 
 class Found(NamedTuple):
-    """params: of the path's pattern. reply: it is where the reply of a request is asked for."""
+    """params: of the path's pattern. reply: it is where the reply of a request is asked for.
+    method: what the path answers to; of a stream's route that takes records, POST for those."""
 
     route: Route
     params: Mapping[str, str]
     reply: bool = False
+    method: str = "GET"
 
 
 class _Served(NamedTuple):
@@ -47,7 +49,7 @@ class Paths:
             if params is None:
                 continue
             if served.method == method or (method is None and served.stream):
-                return Found(served.route, params, served.reply)
+                return Found(served.route, params, served.reply, served.method)
             known = True
         if known:
             raise HTTPException(405, headers={"Allow": self.allow(path)})
@@ -82,8 +84,9 @@ class Paths:
             params = served.pattern.match(path)
             if params is not None:
                 if served.route.with_.writes:
-                    return Found(served.route, params)
-                found = found or Found(served.route, params)
+                    method = "POST" if served.stream else served.method
+                    return Found(served.route, params, method=method)
+                found = found or Found(served.route, params, method=served.method)
         if found is None:
             raise HTTPException(404)
         return found

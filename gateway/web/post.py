@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from ..errors import RequestError
+from ..hub.view import View
 from ..hub.writer import Produced
 from . import etag
-from .letter import Letter, addressed, fill_of, passed, scope_of
+from .letter import Letter, addressed, check_current, check_filters, fill_of, preview, scope_of
 from .query import pairs
+from .request import Query
 from .routes import Match, Routes
 
 MOST = 64 * 1024  # bytes of a body: as the edge (`transport`) has it, for other servers
@@ -50,13 +52,14 @@ def told(done: Produced) -> dict[str, Any]:
 async def letter_of(routes: Routes, match: Match, request: Request) -> Letter:
     """What a request asks to be written. Raises RequestError, UnknownTopic, KafkaError."""
     query = pairs(request)
-    view = await routes.view(match, query)
-    if len(view.topics) != 1:
-        raise _bad("a record is written to one topic; name one in the path")
+    view = await _view(routes, match, query)
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         what = "a record's value is written as it comes; send it without Content-Encoding"
         raise RequestError(415, "Unsupported media type", what)
     value = await _value(request)
+    if not routes.is_current(match):
+        match = await routes.refresh(match, request)
+        view = await _view(routes, match, query)
     headers: list[tuple[str, bytes]] = []
     if "content-type" in request.headers:
         headers.append(("content-type", request.headers["content-type"].encode("latin-1")))
@@ -64,27 +67,34 @@ async def letter_of(routes: Routes, match: Match, request: Request) -> Letter:
         headers += [(":method", request.method.encode()), (":path", match.path.encode())]
     fill = fill_of(match, query, idempotency_key(request))
     key, headers = addressed(match.route.with_, fill, None, headers)
-    return passed(view, Letter(view.topics[0], key, value, headers, scope_of(match)))
+    letter = Letter(view.topics[0], key, value, headers, scope_of(match), match)
+    return await check_filters(routes, view, letter)
+
+
+async def _view(routes: Routes, match: Match, query: Query) -> View:
+    view = await routes.view(match, query)
+    if len(view.topics) != 1:
+        raise _bad("a record is written to one topic; name one in the path")
+    return view
 
 
 async def write(routes: Routes, request: Request, letter: Letter) -> Produced:
     """Whoever asks may come over another connection than at first, so each has a writer of its
     own. Raises as `Writer.send`, and RequestError 412."""
-    allowed, alone = _condition(routes, request, letter)
-    async with alone:
-        return (
-            await routes.hubs.of(letter.cluster)
-            .publisher.writer()
-            .send(
-                letter.topic,
-                letter.key,
-                letter.value,
-                letter.headers,
-                idempotency_key=idempotency_key(request),
-                scope=letter.scope,
-                allowed=allowed,
-            )
+    allowed = await _condition(routes, request, letter)
+    return (
+        await routes.hubs.of(letter.cluster)
+        .publisher.writer()
+        .send(
+            letter.topic,
+            letter.key,
+            letter.value,
+            letter.headers,
+            idempotency_key=idempotency_key(request),
+            scope=letter.scope,
+            allowed=allowed,
         )
+    )
 
 
 def idempotency_key(request: Request) -> str | None:
@@ -130,39 +140,30 @@ def _is_conditional(request: Request) -> bool:
     return "if-match" in request.headers or "if-none-match" in request.headers
 
 
-def _condition(
-    routes: Routes, request: Request, letter: Letter
-) -> tuple[Allowed | None, AbstractAsyncContextManager[None]]:
-    """What must hold when the record is written, and what keeps others out until it is."""
+async def _condition(routes: Routes, request: Request, letter: Letter) -> Allowed:
+    """Return what must hold when the record is written; it has its key for itself then."""
     if not _is_conditional(request):
-        return None, nullcontext()
-    if letter.key is None or not _is_shown(routes, letter):
+        return partial(check_current, routes, letter)
+    hub = routes.hubs.of(letter.cluster)
+    if letter.key is None or not hub.documents.is_compared(letter.topic):
         what = "this route compares nothing, as its records are no documents; leave it out"
         raise _bad(f"If-Match, If-None-Match: {what}")
-    hub, key = routes.hubs.of(letter.cluster), letter.key
+    shown = await preview(routes, letter)
+    key = letter.key if shown is None or shown.key is None else shown.key
     wanted = ",".join(request.headers.getlist("if-match"))
     unwanted = ",".join(request.headers.getlist("if-none-match"))
 
     async def allowed() -> None:
-        record = await hub.documents.latest(letter.topic, key)
+        record = await hub.documents.latest(letter.topic, key, letter.filters)
         place = None if record is None else etag.place_of(record, hub.topics.id(letter.topic))
         if (wanted and not etag.matches(wanted, place)) or (
             unwanted and etag.matches(unwanted, place)
         ):
             what = "the document is not what it was; ask for it, and decide again"
             raise RequestError(412, "Precondition failed", what)
+        await check_current(routes, letter)
 
-    return allowed, hub.documents.alone(letter.topic, key)
-
-
-def _is_shown(routes: Routes, letter: Letter) -> bool:
-    """Whoever compares has the topic read whole: for the operator to allow."""
-    return any(
-        route.with_.capability == "fetch"
-        and any(t.may_be(letter.topic) for t in route.with_.sources)
-        and routes.hub_of(route).name == letter.cluster
-        for route in routes.settings.routes
-    )
+    return allowed
 
 
 def _bad(detail: str) -> RequestError:

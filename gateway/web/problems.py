@@ -26,6 +26,7 @@ from ..errors import (
     NotGranted,
     RequestError,
     TokenError,
+    TokenTooOld,
     UnknownTopic,
 )
 from .caution import PAGE
@@ -61,10 +62,10 @@ def status(exc: Exception) -> int:
 def code(exc: Exception) -> str:
     """The error as a word, for wires without a status."""
     match exc:
+        case TokenTooOld() | UnknownTopic() | AccessDenied() | RequestError():
+            return _told(exc)[1].lower().replace(" ", "-")
         case TokenError():
             return "position-refused"
-        case UnknownTopic() | AccessDenied() | RequestError():
-            return _told(exc)[1].lower().replace(" ", "-")
         case KafkaError():
             return "kafka-unavailable"
         case HTTPException(status_code=404):
@@ -89,6 +90,8 @@ def _told(exc: Exception) -> tuple[int, str, str]:
     match exc:
         case RequestError():
             return exc.status, exc.title, str(exc)
+        case TokenTooOld():
+            return 403, "History is limited", str(exc)
         case TokenError():
             return 400, "Resume token refused", str(exc)
         case UnknownTopic():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..errors import RequestError
 from ..hub.writer import Writer
+from .attempts import Attempts
 from .caller import Caller
-from .letter import letter_of
+from .letter import check_current, letter_of
 from .messages import BadMessage, Produce
 from .routes import Routes
 
@@ -35,12 +37,19 @@ class Produces:
             raise BadMessage("Too many produces", detail, said.id)
         self.under_way += 1
 
-    async def write(self, said: Produce, path: str | None, token: str | None) -> dict[str, Any]:
+    async def write(
+        self, said: Produce, path: str | None, token: str | None, attempts: Attempts
+    ) -> dict[str, Any]:
         """One that was taken on; what `produced` says of it. path: with its query; None to find one
         by the topic. Raises RequestError and KafkaError, and HTTPException 404."""
         try:
+            await attempts.count()
             connection = self._caller.connection()
-            letter = await letter_of(self._routes, said, path, connection, token)
+            try:
+                letter = await letter_of(self._routes, said, path, connection, token)
+            except RequestError as exc:
+                attempts.note_refused(exc.status)
+                raise
             done = await self._to(letter.cluster).send(
                 letter.topic,
                 letter.key,
@@ -48,6 +57,7 @@ class Produces:
                 letter.headers,
                 idempotency_key=said.idempotency_key,
                 scope=letter.scope,
+                allowed=partial(check_current, self._routes, letter),
             )
         finally:
             self.under_way -= 1

@@ -60,13 +60,19 @@ def asked(
     if not request.scope["query_string"] and "last-event-id" not in request.headers:
         return _nothing(_allowed(default, history))  # 0.7 us, 6 to find that there is nothing
     token, refused = _token(request)
-    # A time that the route's history has left behind refuses nobody who comes back.
+    # A time that the route's history has left behind refuses nobody who comes back: how far back
+    # that one goes the hub finds out.
     origin = None if token else _one(request, "from", lambda text: _origin(text, history))
     until, count = _until(request)
     credit = _one(request, "credit", _credit)
     origin = origin if origin is not None else _allowed(default, history)
-    start = Start(token, origin, until, count, credit)
+    start = Start(token, origin, until, count, credit, reach=_reach(history) if token else None)
     return Asked(start, refused)
+
+
+def limit(history: History) -> Literal["live", "earliest"] | int:
+    """Where one begins who asked for more than the route's history, and cannot hear of it."""
+    return _allowed("earliest", history)
 
 
 @lru_cache(64)
@@ -126,6 +132,13 @@ def _allowed(
         return origin
     oldest = _oldest(history)
     return "live" if oldest is None else oldest
+
+
+def _reach(history: History) -> float | None:
+    """Seconds that a token may go back, before what it is granted beyond."""
+    if history == "all":
+        return None
+    return 0.0 if history == "none" else history
 
 
 def _oldest(history: History) -> int | None:

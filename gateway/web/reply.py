@@ -9,11 +9,12 @@ worker.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 import uuid
 from collections.abc import Iterator
-from hashlib import blake2b
+from hashlib import sha256
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -25,16 +26,17 @@ from ..hub.hub import Hub
 from ..hub.writer import Produced
 from . import post
 from .leaving import Left, while_there
+from .letter import requester
 from .media import SAFE, media_of
 from .prefer import preferences
 from .replies import WINDOW, Replies, Reply
-from .routes import Match, Routes, name_of
+from .routes import Match, Routes
 
 TIMEOUT = 30.0  # seconds
 AGAIN = "1"  # seconds until a result is asked for again
 BODILESS = frozenset({204, 304})
 
-_ID = re.compile(r"([0-9a-f]{32}-[0-9a-f]{16})\.([0-9a-f]{1,12})")
+_ID = re.compile(r"([0-9a-f]{32}-([0-9a-f]{64}))\.([0-9a-f]{1,12})")  # of whom, and since when
 _STATUS = re.compile(rb"[2-5][0-9][0-9]")
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _TEXT = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -80,15 +82,16 @@ async def later(routes: Routes, match: Match, request: Request) -> Response:
     """The reply to a request that did not wait for it, 202 while there is none. Raises
     RequestError: 404 for that of another, 410 where it is too late; KafkaError and Left."""
     told = _ID.fullmatch(match.params["correlationId"])
-    if told is None or told[1][-16:] != _owner(match):
+    if told is None or told[2] != requester(match):
         raise RequestError(404, "No such reply", "there is no request of yours with this id")
-    id, since = told[1], int(told[2], 16)
+    id, since = told[1], int(told[3], 16)
     replies = _replies(routes, match)
     await replies.begin()
     with replies.expect(id) as coming:
         if not coming.done():
             await replies.recall()
         reply = await _reply(request, coming, preferences(request).wait or 0.0)
+    match = await routes.refresh(match, request)
     if reply is not None:
         replies.answered()
         return answer(routes.hub_of(match.route), replies.topic, reply)
@@ -98,11 +101,13 @@ async def later(routes: Routes, match: Match, request: Request) -> Response:
 
 
 def correlation_id(match: Match, idempotency_key: str | None) -> str:
-    """Not to be guessed, and of one client; the same when a request is tried again."""
+    """Return what a reply is found by: of one client and route, and the same when a request is
+    tried again. Its second half says whose it is; nobody else is told the reply."""
+    owner = requester(match)
     if idempotency_key is None:
-        return f"{uuid.uuid4().hex}-{_owner(match)}"
-    whole = "\0".join((name_of(match.route), match.granted.identity or "", idempotency_key))
-    return f"{blake2b(whole.encode(), digest_size=16).hexdigest()}-{_owner(match)}"
+        return f"{uuid.uuid4().hex}-{owner}"
+    whole = json.dumps([owner, idempotency_key])
+    return f"{sha256(whole.encode()).hexdigest()[:32]}-{owner}"
 
 
 def answer(hub: Hub, topic: str, reply: Reply) -> Response:
@@ -138,11 +143,6 @@ def _replies(routes: Routes, match: Match) -> Replies:
     assert with_.reply_to is not None
     header = (with_.correlation or Correlation()).correlation_id
     return routes.replying.of(routes.hub_of(match.route), with_.reply_to, header)
-
-
-def _owner(match: Match) -> str:
-    """Of a correlation id: whose it is. Nobody else is told the reply."""
-    return blake2b((match.granted.identity or "").encode(), digest_size=8).hexdigest()
 
 
 async def _reply(request: Request, coming: asyncio.Future[Reply], within: float) -> Reply | None:

@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import HTTPConnection
 
-from .messages import Choice, Subscribe
+from ..errors import RequestError
+from .messages import Choice, Filter, Subscribe
 
 Query: TypeAlias = list[tuple[str, str]]  # a name may be there again: filters are ANDed
 
@@ -36,10 +37,17 @@ def chosen(choice: Choice) -> dict[str, str]:
     """What a message chooses to see, as a query."""
     query: dict[str, str] = {}
     if "filter" in choice.model_fields_set:  # orjson has no integers over 64 bits
-        query["filter"] = "" if choice.filter is None else json.dumps(choice.filter)
+        query["filter"] = "" if choice.filter is None else _text(choice.filter)
     if "fields_" in choice.model_fields_set:
         query["fields"] = json.dumps(choice.fields_) if choice.fields_ else ""
     return query
+
+
+def _text(filter: Filter) -> str:
+    try:
+        return json.dumps(filter)
+    except RecursionError:
+        raise RequestError(400, "Bad request", "'filter' is nested too deep; flatten it") from None
 
 
 def split(path: str) -> tuple[str, Query]:

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
 from ..config import AccessControl, Route, Settings
 from ..core.slow import SlowClient
-from ..errors import RequestError, TokenError
+from ..errors import RequestError, TokenError, TokenTooOld
 from ..hub.client import Client, Handover
 from ..hub.hub import Hub
 from ..hub.hubs import Hubs
@@ -23,7 +24,7 @@ from ..hub.wire import Wire
 from ..telemetry.about import note
 from ..telemetry.redact import redacted
 from . import query
-from .access import NOBODY, Access, Granted, bearer
+from .access import NOBODY, WANTED, Access, Granted, Wanted, bearer
 from .cors import Cors
 from .limits import Limits
 from .opened import Openings
@@ -39,6 +40,7 @@ NOT_STARTED = (
     "FastAPI(lifespan=gateway.lifespan), or `async with gateway.lifespan():` in your own"
 )
 
+WRITABLE = "writable"  # no method of HTTP
 SPREAD = 0.1  # of a stream's longest life, more or less: those that came at once leave apart
 
 log = logging.getLogger(__name__)
@@ -48,6 +50,9 @@ class Match(NamedTuple):
     """A route, what its path pattern's parameters are in this path, and who asks.
 
     reply: it is where the reply of a request is asked for.
+    wanted: what its path was looked up for: a method, a stream (None), or WRITABLE.
+    since: what was configured then; None where nobody looked it up.
+    method: what guards are told that the client wants to do; HTTP's word for it on any wire.
     """
 
     route: Route
@@ -55,6 +60,9 @@ class Match(NamedTuple):
     granted: Granted = NOBODY
     path: str = ""
     reply: bool = False
+    wanted: str | None = None
+    since: Settings | None = None
+    method: str = "GET"
 
 
 class Routes:
@@ -77,15 +85,62 @@ class Routes:
 
         Raises HTTPException 404 and 405, and RequestError 503 where nobody started the gateway.
         """
-        return self._matched(self.paths.find(path, method), path)
+        return self._matched(self._find(path, method), path, method)
 
     def writable(self, path: str) -> Match:
         """The route that takes records by a path; another, where none does. Raises as `match`."""
-        return self._matched(self.paths.writable(path), path)
+        return self._matched(self._find(path, WRITABLE), path, WRITABLE)
 
-    def _matched(self, found: Found, path: str) -> Match:
+    def _find(self, path: str, wanted: str | None) -> Found:
+        return self.paths.writable(path) if wanted is WRITABLE else self.paths.find(path, wanted)
+
+    def _matched(self, found: Found, path: str, wanted: str | None) -> Match:
         self.must_run()
-        return Match(found.route, found.params, NOBODY, path, found.reply)
+        return Match(
+            found.route,
+            found.params,
+            NOBODY,
+            path,
+            found.reply,
+            wanted=wanted,
+            since=self.settings,
+            method=found.method,
+        )
+
+    def is_current(self, match: Match) -> bool:
+        """Return whether nothing was configured anew since the match was looked up."""
+        return match.since is self.settings or match.since is None
+
+    def is_unchanged(self, match: Match) -> bool:
+        """Return whether the match would be the same by now, admitted by the same guards."""
+        if match.since is None or match.since is self.settings:
+            return True
+        try:
+            found = self._find(match.path, match.wanted)
+        except HTTPException:
+            return False
+        before, guards = match.since.guards, self.settings.guards
+        same = all(before.get(name) == guards.get(name) for name in match.route.guarded)
+        return same and found.route == match.route
+
+    async def refresh(
+        self, match: Match, connection: HTTPConnection, token: str | None = None
+    ) -> Match:
+        """Return an admitted match as it is; looked up and admitted again if what is configured was
+        changed since. Do so just before the effect, without waiting for anything in between.
+        Raises as `match` and `admit`."""
+        return match if self.is_current(match) else await self.admit(match, connection, token)
+
+    def _looked_up_again(self, match: Match) -> Match:
+        found = self._find(match.path, match.wanted)
+        of_route = match.wanted is WRITABLE and match.method != "DELETE"
+        return match._replace(
+            route=found.route,
+            params=found.params,
+            reply=found.reply,
+            since=self.settings,
+            method=found.method if of_route else match.method,
+        )
 
     def adopt(self, settings: Settings) -> None:
         """Go by these settings from now on, for who comes and for streams that go on."""
@@ -109,12 +164,24 @@ class Routes:
     async def admit(
         self, match: Match, connection: HTTPConnection, token: str | None = None
     ) -> Match:
-        """The same with what is known of the client. Raises RequestError where access is denied.
+        """The same with what is known of the client; looked up again if what is configured was
+        changed while the guards were asked. Raises RequestError where access is denied, and then
+        also HTTPException 404 and 405.
 
         token: beats what the connection has.
         """
+        while True:
+            if not self.is_current(match):
+                match = self._looked_up_again(match)
+            match = await self._admit(match, connection, token)
+            if self.is_current(match):
+                return match
+
+    async def _admit(self, match: Match, connection: HTTPConnection, token: str | None) -> Match:
+        connection.scope[WANTED] = Wanted(match.method, match.path)
         if connection.scope["type"] == "websocket":
             refuse_foreign([self.access_control(match.route)], connection)
+            connection.scope["method"] = match.method
         token = token or bearer(connection)
         granted = await self._access(match.route, match.params, connection, token)
         match = match._replace(granted=granted or NOBODY)
@@ -148,11 +215,13 @@ class Routes:
             log.debug("stream asked wire=%s url=%s", wire.name, redacted(str(request.url)))
         try:
             return await self._subscribe(match, view, start, wire, refused=refused)
-        except TokenError:
+        except TokenError as exc:
             header = request.headers.get("last-event-id")
             if not (query.is_event_source(request) and header):
                 raise
             start = replace(start, token=None)
+            if isinstance(exc, TokenTooOld):
+                start = replace(start, origin=query.limit(match.route.with_.history))
             return await self._subscribe(match, view, start, wire, refused=True)
 
     async def go_on(self, match: Match, asked: Query, wire: Wire, after: Handover) -> Client:

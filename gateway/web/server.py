@@ -24,7 +24,8 @@ from .app import Application, Startup, create_app
 from .beside import Beside
 from .certificate import TlsContext
 from .edge import edge
-from .listening import address, bind
+from .hosts import allowed_names
+from .listening import address, bind, refuse_exposed
 from .peer import Peer
 from .reload import Load, reload_on_hangup
 from .transport import GatewayProtocol
@@ -88,7 +89,9 @@ def serve(
         if again is not None:
             app.beside(partial(reload_on_hangup, app, again))
             app.admin.reloading.load = again
-        listening, admin = bind(ready.listen.host, ready.listen.port), open_port(ready)
+        listening = bind(ready.listen.host, ready.listen.port)
+        refuse_exposed(ready, listening)
+        admin = open_port(ready)
         print(f"listening on {address(listening, tls=ready.listen.tls is not None)}", flush=True)
         run(app, ready, listening, admin)
         return 0
@@ -114,6 +117,7 @@ def run(
         settings,
         tls,
         app.neighbour,
+        names=allowed_names(listen),
         ws=_websockets(listen.drain_timeout),
         ws_per_message_deflate=listen.websocket.compression,
         lifespan="on",

@@ -11,12 +11,13 @@ from functools import partial
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from ..errors import GatewayError, RequestError
+from ..errors import Busy, GatewayError, RequestError
 from ..hub.client import Handover
 from . import problems
+from .attempts import Attempts
 from .caller import Caller
 from .conversation import FAILED, NORMAL, POLICY, RESTART, TRY_AGAIN, Conversation, Work
-from .limits import Busy, Place
+from .limits import Place, source
 from .messages import BadMessage, Change, Credit, Ping, Produce, Said, Subscribe, Token, Unsubscribe
 from .opened import Next
 from .produces import Produces
@@ -41,8 +42,8 @@ class Session(Conversation):
     """
 
     __slots__ = (
-        "_challenged", "_closing", "_leaving", "_own", "_place", "_produces", "_streams",
-        "_token", "caller", "routes",
+        "_attempts_so_far", "_challenged", "_closing", "_leaving", "_own", "_place", "_produces",
+        "_streams", "_token", "caller", "routes",
     )  # fmt: skip
 
     # `_own`:     the stream of a route's own path.
@@ -56,6 +57,7 @@ class Session(Conversation):
         self._own: Subscribed | None = None
         self._token = token
         self._produces: Produces | None = None  # most sockets only listen
+        self._attempts_so_far: Attempts | None = None  # or have the stream of their path
         self._streams: dict[str | None, Subscribed] = {}
         self._leaving = False
         self._closing: tuple[int, str] | None = None
@@ -68,7 +70,7 @@ class Session(Conversation):
         hubs = self.routes.hubs
         hubs.leaving.add(self._leave)
         if match is not None:
-            self._own = self._streams[None] = Subscribed(self, None, match, query, alone=True)
+            self._own = self._streams[None] = Subscribed(self, None, match, query)
         if hubs.draining:  # since the handshake
             self._leave()
 
@@ -133,10 +135,12 @@ class Session(Conversation):
         if len(self._streams) >= MOST_STREAMS:
             detail = f"this socket has {MOST_STREAMS} streams; open another"
             raise BadMessage("Too many subscriptions", detail, said.id)
+        await self._attempts.count()
         path, query = asked(said)
         match = await self._admitted(self.routes.match(path), self._token)
         try:
             await self._place.identify(match.granted)
+            match = await self._refreshed(match)
         except Busy as exc:
             self.error(said.id, exc)
             if not self._streams:
@@ -147,6 +151,7 @@ class Session(Conversation):
 
     async def _change(self, said: Change) -> None:
         stream = self._stream(said.id)
+        await self._attempts.count()
         match = stream.matches[-1]
         if said.path is not None:
             if self._own is not None:
@@ -154,7 +159,11 @@ class Session(Conversation):
             match = self.routes.match(said.path.partition("?")[0])
         match = await self._admitted(match, self._token)
         await self._place.identify(match.granted)
-        await stream.change(said, match.granted)
+        next = await stream.changed(said, match.granted)
+        while not self.routes.is_current(match):  # what was admitted was the route of before
+            match = await self._refreshed(match)
+            next = await stream.changed(said, match.granted)
+        stream.go_to(next)
 
     def _stream(self, label: str | None) -> Subscribed:
         found = self._streams.get(label)
@@ -166,6 +175,19 @@ class Session(Conversation):
     async def _renew(self, jwt: str) -> None:
         """The new token must be good for every stream that runs, and of the same client; otherwise
         the old one stays, for all of them."""
+        await self._attempts.count()
+        self._attempts.note_token()
+        while True:
+            settings = self.routes.settings
+            renewed = await self._renewed(jwt)
+            if self.routes.settings is settings:  # else other guards have a say by now
+                break
+        self._token = jwt
+        for stream, next in renewed:
+            stream.go_to(next)
+        self.answer("renewed")
+
+    async def _renewed(self, jwt: str) -> list[tuple[Subscribed, Next]]:
         renewed: list[tuple[Subscribed, Next]] = []
         for stream in list(self._streams.values()):
             for match in stream.matches:
@@ -173,13 +195,37 @@ class Session(Conversation):
                 if granted.subject != match.granted.subject:
                     raise RequestError(403, "Forbidden", OTHER)
             renewed.append((stream, await stream.renewed(granted)))
-        self._token = jwt
-        for stream, next in renewed:
-            stream.go_to(next)
-        self.answer("renewed")
+        return renewed
 
     async def _admitted(self, match: Match, token: str | None) -> Match:
-        return await self.routes.admit(match, self.caller.connection(), token)
+        try:
+            match = await self.routes.admit(match, self.caller.connection(), token)
+        except RequestError as exc:
+            self._attempts.note_refused(exc.status)
+            raise
+        if match.granted:
+            self._attempts.note_admitted()
+        return match
+
+    @property
+    def _attempts(self) -> Attempts:
+        if self._attempts_so_far is None:
+            limits = self.routes.limits
+            self._attempts_so_far = Attempts(limits, source(self.caller.address))
+        return self._attempts_so_far
+
+    def error(self, label: str | None, exc: Exception) -> None:
+        super().error(label, exc)
+        attempts = self._attempts_so_far
+        if attempts is None:
+            return
+        if attempts.has_guessed:
+            self.socket.close(POLICY, "one wrong token after the other")
+        elif attempts.is_flood:
+            self.socket.close(TRY_AGAIN, "asks too often; come back")
+
+    async def _refreshed(self, match: Match) -> Match:
+        return await self.routes.refresh(match, self.caller.connection(), self._token)
 
     # the hall of its streams
 
@@ -229,16 +275,17 @@ class Session(Conversation):
         if self._produces is None:
             self._produces = Produces(self.routes, self.caller)
         self._produces.take_on(said, closing=self._closing is not None)
-        self.do(self._write(self._produces, said))
+        self.do(self._write(self._produces, said, self.hold()))
 
-    async def _write(self, produces: Produces, said: Produce) -> None:
+    async def _write(self, produces: Produces, said: Produce, held: int) -> None:
         path = self._own.match.path if self._own is not None else said.path
         try:
-            told = await produces.write(said, path, self._token)
+            told = await produces.write(said, path, self._token, self._attempts)
             self.answer("produced", said.id, **told)
         except (GatewayError, HTTPException) as exc:
             self.error(said.id, exc)
         finally:
+            self.release(held)
             if self._closing is not None and not produces.under_way:
                 self.socket.close(*self._closing)
 

@@ -47,6 +47,7 @@ class StreamResponse(EventSourceResponse):
         self, stream: AsyncIterator[bytes], close: Callable[[], Any], headers: Mapping[str, str]
     ) -> None:
         super().__init__(stream, headers=headers, ping=0)
+        del self.headers["connection"]  # the server's to say, which may say another
         self._close = close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

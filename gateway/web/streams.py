@@ -12,14 +12,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..errors import GatewayError, GuardUnavailable
+from ..errors import Busy, GatewayError, GuardUnavailable
 from . import assets, exchange, ndjson, query, sse, websocket
 from .admin.orders import Paused
 from .beside import Neighbour
 from .caution import cautious
 from .cors import Cors, Foreign, Policy, foreign, readable
 from .direct import Answer
-from .limits import Busy
 from .problems import problem
 from .renewal import Renewals, name_in
 from .routes import Match, Routes
@@ -75,7 +74,8 @@ class Streams:
             if asked is not None:
                 policy = self._policy(self._routes.cors, asked, path, page)
                 if asked.names is not None and policy.open:
-                    await self._preflight(policy, asked, path)(scope, receive, send)
+                    answer = await self._preflight(policy, asked, scope, None if page else path)
+                    await answer(scope, receive, send)
                     return
                 if policy.allows(asked.origin):
                     send = readable(send, policy.headers(asked.origin))
@@ -84,8 +84,8 @@ class Streams:
         elif scope["type"] == "websocket":
             await websocket.serve(self._routes, path, scope, receive, send)
         else:
-            answer = await self._answer(Request(scope, receive), path)
-            await answer(scope, receive, send)
+            respond = await self._answer(Request(scope, receive), path)
+            await respond(scope, receive, send)
 
     def _next_door(self, beside: Neighbour, path: str) -> ASGIApp:
         """Within the limits of all that is asked for on this port, as exchanges are."""
@@ -115,41 +115,50 @@ class Streams:
         method = "GET" if asked.method == "HEAD" else asked.method
         return cors.policy(None if page else self._routes.paths.nearest(path, method))
 
-    def _preflight(self, policy: Policy, asked: Foreign, path: str) -> Response:
+    async def _preflight(
+        self, policy: Policy, asked: Foreign, scope: Scope, path: str | None
+    ) -> Response:
+        """path: None for a page, which is not counted."""
         try:
+            if path is not None:
+                await self._routes.limits.arrive(scope)
             return policy.preflight(asked.origin, asked.method, asked.names or "")
-        except HTTPException as exc:
-            return problem(exc, unquote(path))
+        except (GatewayError, HTTPException) as exc:
+            return problem(exc, unquote(path or scope["path"]))
 
     async def _answer(self, request: Request, path: str) -> Answer:
         try:
+            arrive = self._routes.limits.arrive
             name = name_in(path) if request.method == "POST" else None
             if name is not None:
+                await arrive(request.scope)
                 return await self._renewals.renew(name, request)
             if request.method == "OPTIONS":
-                return Response(status_code=204, headers={"Allow": self._routes.paths.allow(path)})
+                allow = self._routes.paths.allow(path)
+                await arrive(request.scope)
+                return Response(status_code=204, headers={"Allow": allow})
             asked = "GET" if request.method == "HEAD" else request.method
-            match = self._routes.match(path, asked)
+            match = self._routes.match(path, asked)._replace(method=request.method)
+            await arrive(request.scope)
             if match.route.with_.capability == "stream":
                 return await self._respond(request, match)
             response = await exchange.respond(self._routes, match, request)
             if self._routes.cors is not None:
                 response.headers.add_vary_header("Origin")
             return response
+        except Busy as exc:
+            if query.is_event_source(request):
+                return sse.unavailable("busy", exc.retry_after)
+            return problem(exc, request.url.path)
         except (GatewayError, HTTPException) as exc:
             return problem(exc, request.url.path)
 
     async def _respond(self, request: Request, match: Match) -> Answer:
         try:
-            await self._routes.limits.arrive(request.scope)
             match = await self._routes.admit(match, request)
             if ndjson.is_asked(request):
                 return await ndjson.respond(self._routes, match, request)
             return await sse.respond(self._routes, match, request)
-        except Busy as exc:
-            if query.is_event_source(request):
-                return sse.unavailable("busy", exc.retry_after)
-            raise
         except Paused as exc:
             if query.is_event_source(request):
                 return sse.unavailable(exc.reason, exc.retry_after)

@@ -2,7 +2,8 @@
 
 extensions["tls"]                    of who ends TLS here (the ASGI extension of that name);
                                      what is there was checked in the handshake
-extensions["gateway.certificate"]    of who ends it in front of the gateway, and is believed
+extensions["gateway.certificate"]    of who ends it in front of the gateway, and is believed: what
+                                     its header says, read when a guard asks for it
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ KEPT = (TLS, FORWARDED)
 """Extensions that say who a client is, for as long as it is connected."""
 
 _BEGIN = "-----BEGIN CERTIFICATE-----"
-_PIECES = re.compile(r'(?:[^",;]|"(?:[^"\\]|\\.)*")+|[",;]')  # a subject may have all of these
+MAX_FORWARDED = 64 * 1024  # characters of a header that is read
+# `Name="text"`, in which a subject may have all of these marks, or a text without any; then a
+# comma, a semicolon or the end. Matched from where the last one ended, and possessive: linear.
+_ELEMENT = re.compile(
+    r"""[ \t]*(?:([A-Za-z]+)="((?:[^"\\]|\\.)*+)"|([^",;]*+))[ \t]*([,;]|\Z)""", re.DOTALL
+)
 
 
 def extension(transport: asyncio.Transport) -> dict[str, Any] | None:
@@ -43,11 +49,17 @@ def extension(transport: asyncio.Transport) -> dict[str, Any] | None:
 def certificate(scope: Mapping[str, Any], *, forwarded: bool) -> str | None:
     """The certificate of a client, as PEM; None if it has shown none.
 
-    forwarded: take the word of a proxy for it, which may have shown its own.
+    forwarded: take the word of a proxy for it, which may have shown its own. One that is garbled
+    is no word of a proxy's, and then nobody has shown any.
     """
     extensions: Mapping[str, Any] = scope.get("extensions") or {}
     if forwarded and FORWARDED in extensions:
-        return str(extensions[FORWARDED])
+        try:
+            pem = _read(extensions[FORWARDED])
+        except ValueError:
+            return None
+        if pem is not None:
+            return pem
     of_tls: Mapping[str, Any] = extensions.get(TLS) or {}
     if of_tls.get("client_cert_error") is None:
         for pem in of_tls.get("client_cert_chain") or ():
@@ -56,19 +68,43 @@ def certificate(scope: Mapping[str, Any], *, forwarded: bool) -> str | None:
 
 
 def believe(scope: MutableMapping[str, Any]) -> None:
-    """Take over what a proxy says in `X-Forwarded-Client-Cert`: a PEM, percent-encoded (nginx:
-    `$ssl_client_escaped_cert`), or as Envoy's `Cert=`; of several the last, which is that of the
-    proxy that asks."""
+    """Take over what a proxy says in `X-Forwarded-Client-Cert`; of several headers the last, which
+    is that of the proxy that asks."""
     said = [value for name, value in scope["headers"] if name == HEADER]
-    elements: list[str] = []
-    for piece in _PIECES.findall(said[-1].decode("latin-1")) if said else ():
-        if piece == ",":
-            elements.clear()
-        elif piece != ";":
-            elements.append(piece.strip())
-    for element in elements:
-        name, equals, value = element.partition("=")
-        pem = unquote((value if equals and name.lower() == "cert" else element).strip('"'))
-        if pem.startswith(_BEGIN):
-            scope.setdefault("extensions", {})[FORWARDED] = pem
-            return
+    if said:
+        scope.setdefault("extensions", {})[FORWARDED] = said[-1].decode("latin-1")
+
+
+def _read(header: str) -> str | None:
+    """Return the certificate in a header; of several elements, in the last.
+
+    It is a PEM, percent-encoded (nginx: `$ssl_client_escaped_cert`), or Envoy's `Cert=`.
+
+    What a client sent may stand before what its proxy appends. So a header that is not well-formed
+    to its end raises ValueError: a quote that the client opened would take in the proxy's words.
+    """
+    if len(header) > MAX_FORWARDED:
+        raise ValueError(f"{len(header)} characters")
+    pems: list[str] = []
+    at, mark = 0, ";"
+    while mark:
+        found = _ELEMENT.match(header, at)
+        if found is None:
+            raise ValueError(f"no element at {at}")
+        name, quoted, plain, mark = found.groups()
+        at = found.end()
+        pems += _pem(name, quoted) if plain is None else _pem(*_split(plain))
+        if mark == ",":
+            pems.clear()
+    return pems[0] if pems else None
+
+
+def _split(element: str) -> tuple[str, str]:
+    """Return name and text of an element without quotes; no name where it is a PEM itself."""
+    name, equals, text = element.partition("=")
+    return (name, text) if equals and name.lower() == "cert" else ("cert", element)
+
+
+def _pem(name: str, text: str) -> list[str]:
+    pem = unquote(text) if name.lower() == "cert" else ""
+    return [pem] if pem.startswith(_BEGIN) else []

@@ -4,6 +4,9 @@
     body       64 KiB (413), complete within 10 s (408); chunk framing and trailers count
     meaning    `head`: one Host, chunked or Content-Length, http targets (400, 501, 505)
     pipelining 16 requests behind an unanswered one, then no more are read (429 in its turn)
+    HTTP/1.0   no chunks: what has no Content-Length ends with the connection (RFC 9112 6.1, 6.3)
+    half-close a client that ends its side behind its request is answered; whether it has gone
+               altogether, what is written to it tells (`eof_received`)
 
 A refusal is a problem (RFC 9457) that the client can read: it is sent in its turn, the sending
 side is closed, and what still comes is read and forgotten for two seconds. Closing at once
@@ -69,6 +72,10 @@ class GatewayProtocol(HttpToolsProtocol):
     BODY_SECONDS = 10.0
     LINGER_SECONDS = 2.0
     PIPELINED = 16
+    HALF_CLOSED_SECONDS = 10.0
+    """For which an answer that has begun goes on for a client that ended its side."""
+
+    PROBE_SECONDS = 0.5  # doubled each time
     # A peer that vanished (no FIN: a phone out of reach) holds its stream until the kernel
     # gives up on what it never acknowledged: 15 minutes by default. Two to four heartbeats
     # say it sooner. Linux counts a window that stays shut as well, so a client that reads
@@ -81,6 +88,7 @@ class GatewayProtocol(HttpToolsProtocol):
     _most = 0
     _open = 0
     _deaf = False
+    _half_closed = False
     _upgrades: bool | None = None
     _refusal: RequestError | None = None
     running: RequestResponseCycle | None = None
@@ -92,6 +100,7 @@ class GatewayProtocol(HttpToolsProtocol):
     # `_most`:    bytes since the buffer in which the head began, that buffer included.
     # `_open`:    requests handed to the application and not answered to the end.
     # `_deaf`:    a request was refused; no more are read from this connection.
+    # `_half_closed`: the client has ended its side, and is owed an answer.
     # `_upgrades`: the latest request is for a WebSocket; None while nobody asked.
     # `_refusal`: it waits for the answers before it.
     # `running`:  the request that is being answered.
@@ -138,7 +147,41 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self.running = cycle
-        super()._start_asgi_task(cycle, app)
+        old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, until_close(app, cycle) if old else app)
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open although the client says nothing more.
+
+        It may have ended its side only, and wait for its answer, or have gone altogether. What is
+        written tells: a peer that is gone answers with a reset, which is seen at the next write.
+        Under TLS there is no half of a connection.
+        """
+        waits = self._phase is IDLE and self._open and not self._deaf
+        if not waits or self.scheme == "https":
+            return False
+        running = self.running
+        if running is not None and running.response_started:
+            # An answer that has begun may write nothing more for long: it is not waited for.
+            self.loop.call_later(self.HALF_CLOSED_SECONDS, self._end_half_closed, running)
+        if not self._half_closed:
+            self._half_closed = True
+            self.cycle.keep_alive = False
+            self.loop.call_later(self.PROBE_SECONDS, self._probe, self.PROBE_SECONDS)
+        return True
+
+    def _end_half_closed(self, running: RequestResponseCycle) -> None:
+        if self.running is running and not self.transport.is_closing():
+            self.transport.close()
+
+    def _probe(self, after: float) -> None:
+        """Write what a client that waits passes over (RFC 9110 15.2), until its answer begins."""
+        running = self.running
+        if running is None or running.response_started or self.transport.is_closing():
+            return
+        if running.scope["http_version"] != "1.0":  # which knows no such answers
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(2 * after, self._probe, 2 * after)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -198,6 +241,8 @@ class GatewayProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         self.connections.discard(self)
         outlet = HttpOutlet(self, client, lasts=cycle.keep_alive)
+        if self._half_closed:
+            self.loop.call_soon(outlet.eof_received)
         self.parser = None  # type: ignore[assignment]  # or each would keep the other
         return outlet
 
@@ -429,6 +474,30 @@ class GatewayProtocol(HttpToolsProtocol):
                 seconds = self._body_seconds
             detail = f"the request's {part} was not complete after {seconds:g} s; send it again"
             self._refuse(RequestError(408, "Request timeout", detail))
+
+
+def until_close(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """Return the application for a request of HTTP/1.0, whose answer has no chunks: where its
+    length is not known it ends with the connection. uvicorn would chunk it all the same."""
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        has_length = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                names = [name.lower() for name, _ in message.get("headers", ())]
+                has_length = b"content-length" in names
+                if not has_length:
+                    cycle.chunked_encoding = False
+            elif not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    cycle.waiting_for_100_continue = False  # RFC 9110 10.1.1
+    return answer
 
 
 def _address(name: Any) -> tuple[str, int] | None:

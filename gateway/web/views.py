@@ -89,6 +89,8 @@ class Views:
         Raises RequestError, UnknownTopic, and KafkaError where a pattern needs the brokers.
         """
         asked = list(query)
+        if chosen is None:
+            may_choose(route, asked)
         if chosen is None and not route.with_.allow:
             return self._known(route, params, asked, granted)
         chosen = chosen_of(asked) if chosen is None else chosen
@@ -119,11 +121,24 @@ class Views:
             cluster = self.cluster_of(route)
             known = self._configured[cluster]
             view = view_of(route, fill, chosen_of(asked), known=known, cluster=cluster)
-            if sum(len(name) + len(text) for name, text in (*params.items(), *asked)) < SHORT:
+            size = sum(len(name) + len(text) for name, text in (*params.items(), *asked))
+            if size < SHORT and id(route) in self._clusters:  # else another may get its id
                 if len(self._made) >= MOST_MADE:
                     self._made.clear()
                 self._made[key] = view
         return view
+
+
+def may_choose(route: Route, query: Iterable[tuple[str, str]]) -> None:
+    """Raise RequestError 403 where a query chooses what the route leaves no choice of.
+
+    Nothing of the query is read for that: whoever may not choose is not worked for.
+    """
+    names = {name for name, text in query if text}
+    if "filter" in names and not route.with_.client_filters:
+        raise _refused("filter", "clientFilters")
+    if "fields" in names and not route.with_.client_fields:
+        raise _refused("fields", "clientFields")
 
 
 def chosen_of(query: Iterable[tuple[str, str]]) -> Chosen:

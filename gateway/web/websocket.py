@@ -12,7 +12,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ..errors import GatewayError, GuardUnavailable, RequestError
+from ..errors import Busy, GatewayError, GuardUnavailable, RequestError
 from ..hub.messages import WebSocket
 from ..wire.websocket import messages as texts
 from . import problems
@@ -20,7 +20,6 @@ from .access import NOBODY, bearer
 from .admin.orders import Paused
 from .caller import Caller
 from .conversation import POLICY, TRY_AGAIN
-from .limits import Busy
 from .origin import refuse_foreign
 from .outlet import TAKEOVER
 from .query import pairs
@@ -49,6 +48,11 @@ async def serve(routes: Routes, path: str, scope: Scope, receive: Receive, send:
         await routes.limits.arrive(scope)
         match = match and await routes.admit(match, connection)
         place = await routes.limits.enter(scope, match.granted if match else NOBODY)
+        try:
+            match = match and await routes.refresh(match, connection)
+        except BaseException:
+            place()
+            raise
     except (GuardUnavailable, Busy, Paused) as exc:
         await _turn_away(exc, scope, receive, send)
         return
@@ -86,7 +90,7 @@ async def _turn_away(exc: RequestError, scope: Scope, receive: Receive, send: Se
     says no more than of a server that is not there (WHATWG WebSockets 4)."""
     await _accept(scope, receive, send)
     told = {"code": problems.code(exc), **problems.members(exc)}
-    for text in texts(WebSocket(None).message("error", told)):
+    for text in texts(WebSocket().message("error", told)):
         await send({"type": "websocket.send", "text": text})
     busy = f"{exc.title.lower()}; come back"
     await send({"type": "websocket.close", "code": TRY_AGAIN, "reason": busy})

@@ -38,7 +38,7 @@ from .admin.orders import Order, keep
 from .admin.reloading import problems_of
 from .beside import Beside
 from .limits import count_for
-from .listening import address, bind_beside, bind_shared
+from .listening import address, bind_beside, bind_shared, refuse_exposed
 from .relay import Relay
 from .reload import Load, refused
 from .turns import take_turns
@@ -86,7 +86,9 @@ def supervise(
     Raises GatewayError when the address cannot be bound.
     """
     listen = settings.listen
-    sockets, admin = bind_shared(listen.host, listen.port, listen.workers), open_port(settings)
+    sockets = bind_shared(listen.host, listen.port, listen.workers)
+    refuse_exposed(settings, sockets[0])
+    admin = open_port(settings)
     print(f"listening on {address(sockets[0], tls=listen.tls is not None)}", flush=True)
     print(
         f"{listen.workers} workers; each reads Kafka on its own, "

@@ -114,3 +114,54 @@ def test_lines_are_counted_by_level_and_written_once_however_often_it_is_configu
     log.warning("once")
     assert out.getvalue().count("once") == 1
     assert logs.lines["warning"] == before + 1
+
+
+FORGED = "a\r\n2026-11-21 10:00:00,000 INFO gateway.web.admin: admin: revoke"
+ODD = [
+    *("\n", "\r", "\x1b[2J", "\x00", "\x7f", "\x85", "\x9b", "\u2028", "\u2029", "\u202e"),
+    *("\u2066", "\u200f", "\ufeff", "\U000e0041", "\x0b", "\x0c", "\x1c"),
+]
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+@pytest.mark.parametrize("odd", [FORGED, *ODD])
+def test_what_a_client_writes_stays_within_its_line(out: StringIO, format: Any, odd: str):
+    """A path with %0a or %1b in it forged lines of the log, those of operators among them."""
+    logs.configure(format, stream=out)
+    library = logging.getLogger("aiokafka")  # uvicorn's may have handlers of their own by now
+    for each in (log, library):
+        with about(route=odd):
+            each.warning("stream asked url=%s", odd, extra={"topic": odd})
+    text = out.getvalue()
+    assert len(text.splitlines()) == text.count("\n") == 2
+    assert all(char == "\n" or char.isprintable() for char in text)
+    if format == "json":
+        assert {line["message"] for line in objects(out)} == {f"stream asked url={odd}"}
+
+
+@pytest.mark.parametrize("format", ["console", "json"])
+def test_half_a_surrogate_pair_is_written_as_text(out: StringIO, format: Any):
+    """No stream can encode one. It is handed to our handler alone: pytest keeps what is logged, and
+    cannot send it to its other processes."""
+    logs.configure(format, stream=out)
+    (ours,) = [each for each in logging.getLogger().handlers if getattr(each, "stream", 0) is out]
+    ours.handle(logging.LogRecord("gateway", logging.INFO, "", 0, "path %s", ("\ud800",), None))
+    assert out.getvalue().encode().count(b"\\ud800") == 1
+
+
+def test_no_line_of_a_traceback_looks_like_one_of_the_log(out: StringIO):
+    logs.configure(stream=out)
+    try:
+        raise ValueError(f"{FORGED} \x1b[31m")
+    except ValueError:
+        log.exception("it failed", stack_info=True)
+    first, *others = out.getvalue().removesuffix("\n").split("\n")
+    assert first.endswith("it failed")
+    assert others[0] == "  Traceback (most recent call last):"
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+
+
+def test_letters_of_all_languages_are_as_they_were(out: StringIO):
+    logs.configure(stream=out)
+    log.warning("Größe 10 € \u05e9\u05dc\u05d5\u05dd \N{GRINNING FACE}")
+    assert "Größe 10 € \u05e9\u05dc\u05d5\u05dd \N{GRINNING FACE}" in out.getvalue()

@@ -10,7 +10,15 @@ import pytest
 from support.until import until
 
 from gateway.errors import RequestError
-from gateway.web.conversation import BAD_IN_A_ROW, MOST_OWED, MOST_WAITING, Conversation, Work
+from gateway.hub.received import received_bytes
+from gateway.web.conversation import (
+    BAD_IN_A_ROW,
+    MAX_HELD_BYTES,
+    MOST_OWED,
+    MOST_WAITING,
+    Conversation,
+    Work,
+)
 from gateway.web.messages import Ping, Said, Token
 from gateway.wire.websocket import messages
 
@@ -147,3 +155,31 @@ async def test_what_breaks_closes_the_socket_and_is_logged(talk: Talk, caplog: A
     talk.do(broken())
     await until(lambda: talk.code)
     assert talk.code == 1011 and "on purpose" in caplog.text
+
+
+async def test_what_waits_is_bounded_by_its_bytes(talk: Talk):
+    """64 messages of up to 1 MiB could wait for a slow guard, 64 MiB of one socket, and four times
+    as much of texts that are not Latin."""
+    before = received_bytes.total
+    talk.say("token", jwt="t")
+    count = 0
+    while not talk.busy:
+        talk.say("ping", id="\N{GRINNING FACE}" * 64, pad="x" * 100_000)
+        count += 1
+    assert count <= 1 + MAX_HELD_BYTES // 100_000
+    assert received_bytes.total - before >= MAX_HELD_BYTES
+    talk.door.set()
+    await until(lambda: talk.went_on)
+    assert not talk.busy and received_bytes.total == before
+
+
+async def test_a_client_that_is_lost_holds_nothing(talk: Talk):
+    before = received_bytes.total
+    talk.say("token", jwt="t")
+    talk.say("ping", pad="x" * 100_000)
+    assert received_bytes.total > before
+    talk.lost(1006, "")
+    assert received_bytes.total == before
+    talk.door.set()
+    await until(lambda: len(asyncio.all_tasks()) == 1)
+    assert received_bytes.total == before

@@ -33,7 +33,7 @@ from gateway.core.record import (
 from gateway.formats import Format, format_for
 from gateway.hub.encoder import Sse
 from gateway.hub.lines import Ndjson
-from gateway.hub.messages import WebSocket
+from gateway.hub.messages import WebSocket, label_member
 from gateway.hub.wire import Wire
 from gateway.web import demo, discovery
 from gateway.web.app import create_app
@@ -41,6 +41,7 @@ from gateway.web.discovery.asyncapi import document
 from gateway.web.discovery.description import description
 from gateway.web.discovery.html import SEARCH_FROM, render
 from gateway.web.messages import read
+from gateway.wire.websocket import insert_member
 from gateway.wire.websocket import messages as frames
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
@@ -415,7 +416,7 @@ CHALLENGE = {"guard": "jwt0", "expires": 1_700_000_000.5, "url": "/streams/x/tok
 WIRES: dict[str, list[Wire]] = {
     "sse": [Sse()],
     "ndjson": [Ndjson(), Ndjson(positions=True)],
-    "websocket.send": [WebSocket(), WebSocket("a")],
+    "websocket.send": [WebSocket(), WebSocket(labelled=True)],
 }
 
 
@@ -433,6 +434,8 @@ def told(wire: Wire, data: bytes) -> list[tuple[str, Any]]:
     if isinstance(wire, Sse):
         return [(each.type, each.data) for each in parse(data)]
     if isinstance(wire, WebSocket):
+        if wire.labelled:
+            data = insert_member(data, label_member("a"))
         heard = [json.loads(each) for each in frames(data)]
         return [(each["type"], each) for each in heard]
     lines = [json.loads(line) for line in data.splitlines() if line]
@@ -501,6 +504,8 @@ def test_a_stream_that_begins_with_a_snapshot_publishes_its_end_and_no_other_doe
         head = encoder.head(SnapshotEnd(("t",), 3, (TP,)))
         assert head is not None
         data = encoder.render([Event(None, head, b"AAAA")], b"AAAAA")
+        if isinstance(wire, WebSocket) and wire.labelled:
+            data = insert_member(data, label_member("a"))
         if kind == "sse":
             payload = json.loads(parse(data)[0].data)
         else:

@@ -43,6 +43,8 @@ CASES: list[tuple[Any, str | None, list[tuple[str, str]], str | None]] = [
     (PROXIES, "2001:db8::5", chain("[2001:db8:1::1]:443"), "2001:db8:1::1"),
     (PROXIES, "10.1.2.3", chain("198.51.100.1:5555"), "198.51.100.1"),
     (PROXIES, "10.1.2.3", chain("10.7.7.7, 10.8.8.8"), "10.7.7.7"),  # all of them proxies
+    (PROXIES, "10.1.2.3", chain("198.51.100.1" + ", 10.7.7.7" * 31), "198.51.100.1"),
+    (PROXIES, "10.1.2.3", chain("198.51.100.1" + ", 10.7.7.7" * 6000), "10.7.7.7"),
     # Of nobody else.
     (PROXIES, "198.51.100.1", chain("203.0.113.9"), "198.51.100.1"),
     (PROXIES, None, chain("203.0.113.9"), None),

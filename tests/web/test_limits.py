@@ -10,10 +10,11 @@ from support.buses import Host, host
 from support.until import until
 
 from gateway.config import Limits as Settings
+from gateway.errors import Busy
 from gateway.web.access import NOBODY, Grant, Granted
 from gateway.web.bus import Bus
 from gateway.web.ledger import Ledger
-from gateway.web.limits import Busy, Limits, Place, count_for, source
+from gateway.web.limits import Limits, Place, count_for, source
 
 
 def scope(host: str | None) -> dict[str, Any]:

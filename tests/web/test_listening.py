@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack, closing
+from typing import Any
 
 import pytest
 
+from gateway.config import loads
 from gateway.errors import GatewayError
-from gateway.web.listening import address, bind, bind_beside, bind_shared
+from gateway.web.listening import address, bind, bind_beside, bind_shared, refuse_exposed
 
 
 def port(listening: socket.socket) -> int:
@@ -67,3 +69,43 @@ def test_an_address_is_shown_as_a_url():
     with closing(bind("127.0.0.1", 0)) as ours:
         assert address(ours, tls=False) == f"http://127.0.0.1:{port(ours)}"
         assert address(ours, tls=True) == f"https://127.0.0.1:{port(ours)}"
+
+
+class Bound:
+    """A socket that turned out to be bound there."""
+
+    def __init__(self, host: str) -> None:
+        self.host, self.closed = host, False
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.host, 8080
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize(
+    ("sidecar", "host", "refused"),
+    [
+        ("{producer: {}}", "127.0.0.1", False),
+        ("{producer: {}}", "10.0.0.7", True),
+        ("{admin: {}}", "0.0.0.0", True),
+        ("{consumer: {}, exposed: true}", "10.0.0.7", False),
+        ("{consumer: {}, guarded: {g: []}}", "10.0.0.7", False),
+        ("{}", "10.0.0.7", False),
+    ],
+)
+def test_an_unguarded_sidecar_is_refused_by_the_address_that_was_bound(
+    sidecar: str, host: str, refused: bool
+):
+    """The name of the host was looked at, if at all: localhost is what /etc/hosts says."""
+    guards = "guards: {g: {type: jwt, keys: 'http://k'}}"
+    kafka = "kafka: {servers: [a:9092]}"
+    settings = loads(f"{kafka}\n{guards}\nlisten: {{host: localhost}}\nsidecar: {sidecar}\n")
+    bound: Any = Bound(host)
+    if refused:
+        with pytest.raises(GatewayError, match="exposed: true"):
+            refuse_exposed(settings, bound)
+    else:
+        refuse_exposed(settings, bound)
+    assert bound.closed == refused

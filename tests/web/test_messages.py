@@ -26,6 +26,12 @@ def test_a_long_integer_is_produced_as_it_is():
     assert said.value == {"n": 12345678901234567890123}
 
 
+def test_brackets_in_a_text_are_neither_arrays_nor_objects():
+    text = '[{\\"}' * 40_000
+    said = read(json.dumps({"type": "produce", "id": "1", "value": text}))
+    assert isinstance(said, Produce) and said.value == text
+
+
 def test_the_socket_of_a_routes_own_path_needs_no_id():
     said = read('{"type": "credit", "n": 5}')
     assert isinstance(said, Credit) and said.id is None
@@ -37,7 +43,9 @@ BAD: list[tuple[Any, str]] = [
     ("NaN", "not JSON"),
     ('{"type": "ping", "id": NaN}', "not JSON"),
     ('{"type": "ping", "id": "\\ud800"}', "not JSON"),
-    ("[" * 100_000, "not JSON"),
+    ("[" * 10_000, "not JSON"),
+    ("[" * 100_000, "40000 arrays"),
+    ('{"type": "produce", "id": "a", "value": [' + "[]," * 40_000 + "1]}", "40000 arrays"),
     ("[]", "object"),
     ("null", "object"),
     ('"ping"', "object"),

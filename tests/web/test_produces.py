@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 
+from gateway.config import Limits as Rates
 from gateway.config import Settings
 from gateway.errors import RequestError
+from gateway.web.attempts import Attempts
+from gateway.web.bus import Bus
 from gateway.web.caller import Caller
+from gateway.web.limits import Limits
 from gateway.web.messages import BadMessage, Produce, read
 from gateway.web.produces import MOST_PRODUCES, Produces
 
@@ -67,5 +71,6 @@ def test_what_comes_before_a_close_is_to_be_repeated(hub: Hub, produces: Produce
 def test_what_cannot_be_written_is_not_under_way_any_more(produces: Produces):
     produces.take_on(produce(), closing=False)
     with pytest.raises(RequestError, match="name the route to write to"):
-        asyncio.run(produces.write(produce(), None, None))
+        attempts = Attempts(Limits(Rates(), Bus()), "")
+        asyncio.run(produces.write(produce(), None, None, attempts))
     assert produces.under_way == 0

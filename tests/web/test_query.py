@@ -175,9 +175,19 @@ def test_which_token_to_go_on_from(target: str, headers: dict[str, str], offset:
     assert token.topics[0].offsets == [offset]
 
 
-def test_a_token_is_not_held_to_the_history_of_the_route():
-    """It only goes on: what it names was this client's already."""
-    assert start(f"lastEventId={TOKEN}", history="none").token is not None
+@pytest.mark.parametrize(("history", "reach"), [("none", 0.0), (3600.0, 3600.0), ("all", None)])
+def test_a_token_is_read_whatever_the_history_of_the_route_and_held_to_that_later(history, reach):
+    """Its places tell nothing of when they were: the hub finds out."""
+    read = start(f"lastEventId={TOKEN}", history=history)
+    assert read.token is not None
+    assert read.reach == reach
+
+
+@pytest.mark.parametrize(
+    ("history", "origin"), [("none", "live"), (3600.0, NOW - HOUR), ("all", "earliest")]
+)
+def test_who_asked_for_more_and_cannot_hear_of_it_begins_at_the_limit(history, origin):
+    assert query.limit(history) == origin
 
 
 def test_a_count_and_a_token_go_together():

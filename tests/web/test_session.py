@@ -11,10 +11,13 @@ import pytest
 from support.one_client import client_of, write
 from support.until import until
 
+from gateway.config import Limits as Settings
 from gateway.errors import RequestError
 from gateway.hub.client import Client
 from gateway.web.access import NOBODY, Granted
+from gateway.web.bus import Bus
 from gateway.web.caller import Caller
+from gateway.web.limits import Limits
 from gateway.web.opened import Openings
 from gateway.web.session import MOST_STREAMS, Session
 from gateway.wire.websocket import messages
@@ -50,6 +53,7 @@ class House:
 
     def __init__(self) -> None:
         self.hubs: Any = self
+        self.limits = Limits(Settings(), Bus())
         self.leaving: set[Callable[[], None]] = set()
         self.clients: dict[str, Client] = {}
         self.sent: list[dict[str, Any]] = []
@@ -73,6 +77,14 @@ class House:
             await self.door.wait()
         if match == "/forbidden" or token == "bad":
             raise RequestError(403, "Forbidden", "not for you")
+        return match
+
+    settings: Any = None
+
+    def is_current(self, match: Any) -> bool:
+        return True
+
+    async def refresh(self, match: Any, connection: Any, token: str | None = None) -> Any:
         return match
 
     async def open(self, match: Any, request: Any, wire: Any) -> Client:

@@ -59,8 +59,8 @@ class Hall:
         self.clients.append(client_of(wire, ready=self._ready, deadline=deadline, **options))
         return self.clients[-1]
 
-    def stream(self, label: str, path: str, query: list[tuple[str, str]], **options: Any) -> Any:
-        return Subscribed(self, label, self.match(path), query, **options)
+    def stream(self, label: str | None, path: str, query: list[tuple[str, str]]) -> Any:
+        return Subscribed(self, label, self.match(path), query)
 
     def begin(self, stream: Subscribed, after: Handover | None = None) -> None:
         self.opening.append(asyncio.create_task(stream.open(after=after)))
@@ -97,8 +97,8 @@ async def test_a_change_before_begin_waits_for_it_and_all_that_is_chosen_adds_up
     stream = hall.stream("a", "/orders", [("until", "5")])
     hall.begin(stream)
     await until(lambda: hall.clients and hall.clients[0]._shared.changed)
-    await stream.change(Change(type="change", path="/stock?from=live"), NOBODY)
-    await stream.change(Change(type="change", fields=["/n"]), NOBODY)
+    stream.go_to(await stream.changed(Change(type="change", path="/stock?from=live"), NOBODY))
+    stream.go_to(await stream.changed(Change(type="change", fields=["/n"]), NOBODY))
     for _ in range(5):
         await asyncio.sleep(0)
     assert not hall.sent and hall.clients[0].subscription.ended is None
@@ -140,11 +140,11 @@ async def test_no_task_is_left_of_a_stream_that_runs():
 async def test_one_that_fills_the_socket_gives_its_turn_to_others_unless_it_is_alone():
     hall = Hall(ready=True)
     hall.full = True
-    for alone in (False, True):
-        stream = hall.stream("a", "/orders", [], alone=alone)
+    for label in ("a", None):  # one without a label is alone
+        stream = hall.stream(label, "/orders", [])
         hall.begin(stream)
         await asyncio.gather(*hall.opening)
-        assert hall.turns == ([] if alone else [stream])
+        assert hall.turns == ([] if label is None else [stream])
         stream.close()
         hall.turns.clear()
 
@@ -175,7 +175,7 @@ async def test_one_that_was_told_to_end_while_another_client_takes_over_ends_as_
     stream = hall.stream("a", "/orders", [])
     hall.begin(stream)
     await until(lambda: hall.sent)
-    await stream.change(Change(type="change", fields=["/n"]), NOBODY)
+    stream.go_to(await stream.changed(Change(type="change", fields=["/n"]), NOBODY))
     assert hall.clients[0].subscription.ended == "changed"
     stream.end("access-revoked")
     await until(lambda: hall.over)

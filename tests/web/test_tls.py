@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 
 from gateway.web.forwarded import Forwarded
-from gateway.web.tls import FORWARDED, TLS, believe, certificate
+from gateway.web.tls import FORWARDED, MAX_FORWARDED, TLS, believe, certificate
 
 ADA, EVE = (
     f"-----BEGIN CERTIFICATE-----\n{name}+/=\n-----END CERTIFICATE-----\n"
@@ -37,6 +37,13 @@ def scope(*values: str, client: str = "10.0.0.1") -> dict[str, Any]:
         (("",), None),
         (('"',), None),
         (("Cert=ada",), None),
+        ((f'cert="{IN_HEADER}" ; Hash=1',), ADA),
+        ((f"Cert={IN_HEADER};Hash=1",), ADA),
+        ((f'Cert="{OTHER},By=b;Cert="{IN_HEADER}"',), None),
+        ((f'Cert="{OTHER}";X=",By=b;Cert="{IN_HEADER}"',), None),
+        ((f'",By=b;Cert={IN_HEADER}',), None),
+        ((f'Cert="{IN_HEADER}" and more',), None),
+        ((f'Cert="{IN_HEADER}"' + " " * MAX_FORWARDED,), None),
     ],
 )
 def test_what_a_proxy_says_is_the_certificate_that_it_saw_itself(
@@ -44,7 +51,7 @@ def test_what_a_proxy_says_is_the_certificate_that_it_saw_itself(
 ):
     told = scope(*values)
     believe(told)
-    assert told["extensions"].get(FORWARDED) == found
+    assert told["extensions"].get(FORWARDED) == (values[-1] if values else None)
     assert certificate(told, forwarded=True) == found
     assert certificate(told, forwarded=False) is None
 
@@ -83,5 +90,7 @@ def test_what_tls_has_checked_is_the_certificate():
         )
         is None
     )
+    told["extensions"][FORWARDED] = '"'  # of a client that opened a quote
+    assert certificate(told, forwarded=True) is None
     for nothing in ({}, {"extensions": None}, {"extensions": {TLS: {"client_cert_chain": []}}}):
         assert certificate(nothing, forwarded=True) is None

@@ -15,7 +15,7 @@ from gateway.core.record import Record, TopicPartition
 from gateway.errors import RequestError, UnknownTopic
 from gateway.hub.view import View
 from gateway.web.access import NOBODY, Grant, Granted
-from gateway.web.views import MOST, PATTERNS, Fill, chosen_of, view_of
+from gateway.web.views import MOST, PATTERNS, Fill, chosen_of, may_choose, view_of
 
 CONFIGURED = frozenset({"orders", "stock"})
 CLUSTER = CONFIGURED | {"pay-eu", "pay-us", "hr-pay", "__consumer_offsets", "__pay"}
@@ -302,3 +302,16 @@ def test_who_is_shown_no_field_is_not_shown_them_all():
     with pytest.raises(RequestError) as raised:
         view(made, granted=ada())
     assert raised.value.status == 403
+
+
+@pytest.mark.parametrize("text", ["key=ada", "/&", "{", "x" * 100_000])
+@pytest.mark.parametrize(
+    ("name", "option"), [("filter", "clientFilters"), ("fields", "clientFields")]
+)
+def test_who_may_not_choose_is_told_so_whatever_it_chose(name: str, option: str, text: str):
+    """Filters were parsed before, and what was wrong with them was told."""
+    with pytest.raises(RequestError) as raised:
+        may_choose(route(), [(name, text)] * 5000)
+    assert raised.value.status == 403 and option in str(raised.value)
+    may_choose(route(), [(name, "")])
+    may_choose(route(clientFilters=True, clientFields=True), [(name, text)])

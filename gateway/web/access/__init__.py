@@ -11,14 +11,18 @@ from starlette.requests import HTTPConnection
 from ...config import Route
 from .credentials import bearer
 from .grant import NOBODY, Grant, Granted
+from .guard import WANTED, Wanted
 
-__all__ = ["NOBODY", "Access", "Grant", "Granted", "anyone", "bearer"]
+__all__ = ["NOBODY", "WANTED", "Access", "Grant", "Granted", "Wanted", "anyone", "bearer"]
 
 
 class Access(Protocol):
-    """Asked before every stream, and again when a client renews its token.
+    """Asked before every stream and every write, and again when a client renews its token.
 
     params: what the path pattern of the route found in the path, decoded.
+    connection: `scope["method"]` is what the client wants to do, also on a WebSocket: GET for a
+            stream; for a record the method of the route that takes it (POST where that is a
+            stream's), or DELETE for one without a value.
     token:  the bearer token of the `Authorization` header, of the WebSocket subprotocol
             `bearer.<token>`, or of the last `token` message; None if there is none.
     Returns what it knows of the client, or None. Raises RequestError 401 or 403, with what to do.

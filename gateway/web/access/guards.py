@@ -77,9 +77,14 @@ class Guards:
         own = await self._own(route, params, connection, token)
         return granted | own if own else granted
 
+    @property
+    def ask_operators(self) -> bool:
+        """Whether operators have to say who they are."""
+        return self._admin is not None and bool(self._admin.guarded)
+
     async def operator(self, connection: HTTPConnection) -> Granted:
         """Who asks for what `admin` may do. Raises NotGranted and GuardUnavailable."""
-        if self._admin is None or not self._admin.guarded:
+        if self._admin is None or not self.ask_operators:
             return NOBODY
         return await self._granted(Asked(self._admin, {}, connection))
 

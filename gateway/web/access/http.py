@@ -1,14 +1,18 @@
 """Guards that ask the application: it sees the cookie or token that came, and says whose it is.
 
-    GET {url}                       forwarded headers and parameters, X-Forwarded-Method,
-                                    X-Forwarded-Uri: the path of the stream
+    GET {url}                       forwarded headers and parameters, X-Forwarded-Method: what the
+                                    client wants to do, X-Forwarded-Uri: with which path
     200 {"identity": "ada", "roles": ["orders:read"], "attributes": {"tenant": "acme"},
          "expires": 1790000000}     granted; all but `identity` may be left out
     401, 403                        denied
     anything else, or nothing       nobody is let in, and told to come back (503)
 
-What it says holds for `cache`, by the path and all that was forwarded, and is asked once however
-many come with the same at once.
+The method is that of the request. A stream over WebSocket is a GET; a record written there has the
+method of the route that takes it (POST where that is a stream's), or DELETE if it has no value. A
+token that renews a stream is asked about with the stream's own GET.
+
+What it says holds for `cache`, by the method, the path and all that was forwarded, and is asked
+once however many come with the same at once.
 """
 
 from __future__ import annotations
@@ -97,8 +101,11 @@ class HttpGuard:
         url = self._settings.url
         if query:
             url += ("&" if "?" in url else "?") + urlencode(query)
-        of_stream = (b"x-forwarded-method", b"GET"), (b"x-forwarded-uri", asked.path.encode())
-        return Shown(url, (*headers, *of_stream))
+        wanted = [
+            (b"x-forwarded-method", asked.method.encode("latin-1")),
+            (b"x-forwarded-uri", asked.path.encode()),
+        ]
+        return Shown(url, (*headers, *wanted))
 
     async def _say(self, shown: Shown) -> Grant | Denied:
         """Raises Away."""

@@ -7,6 +7,9 @@ and an algorithm is taken only from a key that is good for it.
 A token takes 70 us (HS256) to 150 (EdDSA), most of it for the signature, and who reconnects comes
 with the same one: what it said is remembered by its digest until it is over or the keys are
 others, which takes 3 us.
+
+A token without `exp` is good for `maxLifetime` from its `iat` on, and one without that for as long
+from each connect on; `requireExpiry` refuses both.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -70,7 +74,7 @@ class JwtGuard:
             known = self._known.get(digest)
             if known is not None and known[0] is keys and not _over(known[1]):
                 self._known.move_to_end(digest)
-                return known[1]
+                return self._limited(known[1])
             keys, claims = await self._claims(token, keys)
         except KeysAway as exc:
             raise self.refusals.uncertain(str(exc)) from None
@@ -78,7 +82,13 @@ class JwtGuard:
         self._known[digest] = keys, grant
         if len(self._known) > REMEMBERED:
             self._known.popitem(last=False)
-        return grant
+        return self._limited(grant)
+
+    def _limited(self, grant: Grant) -> Grant:
+        """The same with an end; the one that is remembered has none if the token says nothing."""
+        if grant.expires is not None:
+            return grant
+        return replace(grant, expires=time.time() + self._settings.max_lifetime)
 
     def _token(self, asked: Asked) -> str | None:
         try:
@@ -124,6 +134,8 @@ class JwtGuard:
     def _decoded(self, token: str, key: Any, algorithm: str) -> Mapping[str, Any]:
         settings = self._settings
         options: Any = {**_OPTIONS, "verify_aud": settings.audience is not None}
+        if settings.require_expiry:
+            options["require"] = ["exp"]
         return jwt.decode(
             token,
             key,
@@ -157,12 +169,23 @@ class JwtGuard:
         )
 
     def _expires(self, claims: Mapping[str, Any]) -> float | None:
-        if "exp" not in claims:
+        """When the token is over, in seconds since 1970; None for `maxLifetime` from now on."""
+        settings = self._settings
+        if "exp" in claims:
+            try:
+                return float(int(claims["exp"])) + settings.leeway
+            except OverflowError:  # of 309 digits
+                raise self.refusals.invalid("the token is no JWT") from None
+        issued = claims.get("iat")
+        if isinstance(issued, bool) or not isinstance(issued, (int, float)):
             return None
-        try:
-            return float(int(claims["exp"])) + self._settings.leeway
-        except OverflowError:  # of 309 digits
-            raise self.refusals.invalid("the token is no JWT") from None
+        now = time.time()
+        if issued > now:  # compared as what it is: an integer may have more digits than a float
+            return None
+        expires = max(issued, 0) + settings.max_lifetime + settings.leeway
+        if expires <= now:
+            raise self.refusals.invalid("the token has no exp and is too old")
+        return float(expires)
 
 
 def _over(grant: Grant) -> bool:

@@ -56,7 +56,7 @@ class Admin:
         self._streamed = routes
         self._bus = bus
         bus.on("admin-routes", self._streams_of_routes)
-        self._gate = Gate(guards)
+        self._gate = Gate(guards, routes.limits)
         self.app = Starlette(routes=self._routes(), exception_handlers=HANDLERS)
         self.app.router.redirect_slashes = False
 

@@ -17,20 +17,24 @@ from ...config.guarded import is_loopback
 from ...errors import RequestError
 from ..access import Granted
 from ..access.guards import Guards
+from ..limits import Limits, address_of
 
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 PAGE = "a page of a browser may ask for nothing here; use curl, or a program"
+OFTEN = "your address asks more often than listen.limits.rate says; come back later"
 NAME = "ask by an address of this machine, such as http://127.0.0.1; or add admin.guarded"
 
 
 class Gate:
-    """See the module."""
+    """See the module. Where guards are asked, `listen.limits.rate` holds here, too; operators are
+    counted apart from clients, so that a flood of those keeps no operator out."""
 
-    def __init__(self, guards: Guards) -> None:
+    def __init__(self, guards: Guards, limits: Limits) -> None:
         self._guards = guards
+        self._limits = limits
 
     def guarded(self, handler: Handler) -> Handler:
         """Only for those who may ask."""
@@ -42,9 +46,14 @@ class Gate:
         return admitted
 
     async def _admit(self, request: Request) -> Granted:
-        """Raises RequestError 401, 403 and 503."""
+        """Raises RequestError 401, 403, 429 and 503."""
         if "origin" in request.headers:
             raise RequestError(403, "Forbidden", PAGE)
+        address = address_of(request.scope)
+        if self._guards.ask_operators and address:
+            wait = await self._limits.attempt(f"operator {address}")
+            if wait is not None:
+                raise RequestError(429, "Busy", OFTEN, retry_after=wait)
         who = await self._guards.operator(request)
         if not who and not is_loopback(_named(request)):
             raise RequestError(403, "Forbidden", NAME)

@@ -18,7 +18,8 @@ from ..transport import GatewayProtocol
 
 
 def open_port(settings: Settings) -> socket.socket | None:
-    """Bound, and said; None where there is none. Raises GatewayError when it cannot be bound."""
+    """Bound, and said; None where there is none. Raises GatewayError when it cannot be bound, or
+    lets in other machines without guards."""
     admin = settings.admin
     if admin is None:
         return None
@@ -26,6 +27,11 @@ def open_port(settings: Settings) -> socket.socket | None:
         listening = bind(admin.host, admin.port)
     except GatewayError as exc:
         raise GatewayError(str(exc).replace("listen.port", "admin.port")) from None
+    host = listening.getsockname()[0]
+    if not admin.guarded and not is_loopback(host):  # localhost may be any, by /etc/hosts
+        listening.close()
+        what = f"admin.host {admin.host} is {host}, which lets other machines in, and nobody is"
+        raise GatewayError(f"{what} asked who they are; add admin.guarded, or use 127.0.0.1")
     print(f"admin on {address(listening, tls=is_secure(settings))}", flush=True)
     return listening
 

@@ -126,8 +126,9 @@ SCHEMAS: Mapping[str, Schema] = {
         "partitions could not be read and come when they can.",
     },
     "error": {
-        **members({"code": TEXT, "message": TEXT}, {**WHERE, "offset": COUNT}),
-        "description": "The stream goes on; `code` is for programs, `message` for people.",
+        **members({"code": TEXT, "message": TEXT}, {**WHERE, "offset": COUNT, "retryAfter": COUNT}),
+        "description": "The stream goes on; `code` is for programs, `message` for people. "
+        "`retryAfter`: seconds until it is worth another try.",
     },
     "end": {
         **members({"reason": TEXT}),

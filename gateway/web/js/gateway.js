@@ -18,7 +18,9 @@
 
 const NAME = "gateway.js/1"; // of the worker, the channel and the locks; 1: what is said there
 const FINAL = new Set(["until", "unsubscribed", "offset-out-of-range", "forbidden"]);
-const PASSING = new Set(["kafka-unavailable", "too-many-subscriptions", "internal-error"]);
+const PASSING = new Set([
+  "kafka-unavailable", "rate-limited", "too-many-subscriptions", "internal-error",
+]);
 const YIELDED = new Set(["record", "delete", "gap", "snapshot"]);
 const SILENCE = 15_000; // ms after which a socket is pinged; after twice that it is given up
 const PATIENCE = 10_000; // ms for a worker to begin, or for a leading tab to answer

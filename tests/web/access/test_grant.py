@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from datetime import UTC, datetime
 
 import pytest
 
 from gateway.web.access import NOBODY, Grant, Granted
+from gateway.web.access.grant import MAX_EXPIRES_S
 
 ADA = Grant("jwt0", "ada", frozenset({"orders:read"}), {"region": "eu"}, 100.0)
 COOKIE = Grant("session", "ada@shop", expires=50.0)
@@ -67,3 +69,22 @@ def test_the_first_of_two_wins_where_both_know_a_guard():
     other = Granted([dataclasses.replace(ADA, identity="eve"), COOKIE])
     assert Granted([ADA]) | other == Granted([ADA, COOKIE])
     assert hash(Granted([ADA]) | NOBODY) == hash(Granted([ADA]))
+
+
+@pytest.mark.parametrize("expires", [2**63 - 1, 1e300, float("inf"), 10**400])
+def test_an_end_beyond_all_calendars_is_the_last_second_of_theirs(expires: float):
+    assert Grant("app", "ada", expires=expires).expires == MAX_EXPIRES_S
+    assert datetime.fromtimestamp(MAX_EXPIRES_S, UTC).year == 9999
+    assert (
+        Granted.of(Granted([Grant("app", "ada", expires=expires)]).told()).expires == MAX_EXPIRES_S
+    )
+
+
+@pytest.mark.parametrize("expires", [-1, -1e300, -(2**63), float("-inf")])
+def test_one_before_1970_is_over(expires: float):
+    assert Grant("app", "ada", expires=expires).expires == 0.0
+
+
+def test_one_that_is_no_number_is_none_of_ours():
+    with pytest.raises(ValueError, match="NaN"):
+        Grant("app", "ada", expires=float("nan"))

@@ -16,7 +16,7 @@ from support.issuer import AUDIENCE, NAME, SECRET, Issuer, jwk, private_key, rsa
 
 from gateway.config import Jwk, Jwt
 from gateway.errors import NotGranted
-from gateway.web.access.grant import Grant
+from gateway.web.access.grant import MAX_EXPIRES_S, Grant
 from gateway.web.access.jwks import KeysAway, KeySet, Listed
 from gateway.web.access.jwt import REMEMBERED, JwtGuard
 
@@ -225,8 +225,46 @@ async def test_a_grant_has_what_the_guard_takes_of_the_claims():
     )
 
 
-async def test_a_token_without_an_end_has_none():
-    assert (await granted(ISSUER.token(exp=None))).expires is None
+async def test_a_token_without_an_end_is_good_for_so_long_from_each_connect_on(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """It was good for ever, and so was its stream."""
+    now = time.time()
+    monkeypatch.setattr("gateway.web.access.jwt.time.time", lambda: now)
+    made, token = guard(maxLifetime="1h"), ISSUER.token(exp=None)
+    for _ in range(3):
+        assert (await granted(token, made)).expires == now + 3600
+        now += 1800
+    assert (await granted(token)).expires == now + 86_400
+
+
+async def test_a_token_without_an_end_that_says_when_it_was_made_is_good_from_then_on():
+    now = int(time.time())
+    made = guard(maxLifetime="1h", leeway="5s")
+    token = ISSUER.token(exp=None, iat=now - 1800)
+    assert (await granted(token, made)).expires == now + 1805
+    for iat in (now - 3700, 0, -(10**300), -1.5e300):
+        with pytest.raises(NotGranted, match="too old"):
+            await granted(ISSUER.token(exp=None, iat=iat), made)
+
+
+@pytest.mark.parametrize("iat", [True, "1", None, [], 10**300, 1.5e300, 2**63])
+async def test_an_odd_iat_is_none(iat: Any):
+    grant = await granted(ISSUER.token(exp=None, iat=iat), guard(maxLifetime="1h"))
+    assert grant.expires is not None and abs(grant.expires - time.time() - 3600) < 60
+
+
+async def test_a_guard_may_ask_for_tokens_that_end():
+    made = guard(requireExpiry=True)
+    await granted(ISSUER.token(), made)
+    with pytest.raises(NotGranted, match="no claim exp"):
+        await granted(ISSUER.token(exp=None), made)
+
+
+@pytest.mark.parametrize("exp", [2**63 - 1, 2**63, 10**18, 10**300, 1.5e300, 253_402_300_800])
+async def test_an_end_beyond_all_calendars_is_the_end_of_theirs(exp: float):
+    """The list of streams failed for all operators because of one such token."""
+    assert (await granted(ISSUER.token(exp=exp))).expires == MAX_EXPIRES_S
 
 
 async def test_a_number_as_subject_is_a_name():
