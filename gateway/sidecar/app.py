@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from ipaddress import ip_address
 from typing import Any
@@ -18,26 +18,29 @@ import orjson
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Asked
 
 from ..config import Settings
 from ..config.guarded import is_loopback
-from ..errors import ConfigError, RequestError
+from ..errors import ConfigError, GatewayError, RequestError
 from ..formats.codec import Codecs
 from ..kafka.cluster import Cluster
 from ..kafka.producer import Producer
 from ..telemetry.figures import Figures
 from . import body, docs
-from .context import Context
+from .context import Context, Documents
 from .counted import Counted, Requests
-from .ids import Identified
+from .ids import Identified, refused_ids
 from .kept import kept
 from .part import Part
-from .scope import Scope, anyone
+from .scope import KNOWN, Scope, anyone
 from .spec import DIRECTORY, UNLIMITED, Spec
 from .status import HANDLERS, Refusal, response, status_of, told
+from .v2 import media
+from .v2.dialect import CONFLUENT
 
 log = logging.getLogger(__name__)
 
@@ -67,10 +70,17 @@ class Sidecar:
 
     scope: who may; see there.
     alone: nothing else is served on its port, but for the gateway's own health and metrics.
+    documents: as of `Context`.
     """
 
     def __init__(
-        self, settings: Settings, cluster: Cluster, *, scope: Scope = anyone, alone: bool = False
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        *,
+        scope: Scope = anyone,
+        alone: bool = False,
+        documents: Callable[[], Documents] | None = None,
     ) -> None:
         assert settings.sidecar is not None, "there is no section sidecar"
         sections = [name for name in PARTS if getattr(settings.sidecar, name) is not None]
@@ -82,7 +92,8 @@ class Sidecar:
         modules = [path.partition(":")[0] for name in served for path in PARTS[name]]
         spec = Spec(name for name in modules if (DIRECTORY / f"{name}.yaml").is_file())
         self.settings = settings
-        self.context = Context(settings, cluster, Codecs(catalog_of(settings)), scope, spec)
+        codecs = Codecs(catalog_of(settings))
+        self.context = Context(settings, cluster, codecs, scope, spec, documents=documents)
         producer = settings.sidecar.producer
         self._most = MOST if producer is None else max(MOST, producer.max_bytes)
         self._alone = alone
@@ -100,6 +111,7 @@ class Sidecar:
                 Middleware(Counted, requests=self._requests),
                 Middleware(Identified),
                 Middleware(Programs, settings=settings),
+                Middleware(Authenticated, scope=scope, free=self.free),
                 *(each for part in self.parts for each in getattr(part, "middleware", ())),
             ],
             exception_handlers=HANDLERS,
@@ -125,6 +137,8 @@ class Sidecar:
         """For a body, by its content type: bytes, and seconds until it is there."""
         if kind.lower().startswith(NDJSON):
             return math.inf, math.inf  # for as long as it lasts; its reader minds both
+        if self.context.section.guarded:
+            return math.inf, body.SLOWEST  # whether it is too large is said to who is known only
         return self._most, body.SLOWEST
 
     def refusal(self, error: RequestError) -> tuple[str, bytes]:
@@ -193,6 +207,36 @@ class Programs:
             what = f"{host[:80]} is no name of this machine"
             return Refusal(403, f"{what}; ask localhost, or add sidecar.guarded")
         return None
+
+
+class Authenticated:
+    """Middleware that asks who a client is before anything else is looked at: what there is, and
+    what is wrong with a request, is nothing to tell a stranger.
+
+    scope: asked for no scope in particular; what may be done is asked where it is done.
+    free:  whether a path is for anybody.
+    """
+
+    def __init__(self, app: ASGIApp, scope: Scope, free: Callable[[str], bool]) -> None:
+        self._app = app
+        self._scope = scope
+        self._free = free
+
+    async def __call__(self, scope: Asked, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            if not self._free(scope["path"]):
+                await self._scope(request, KNOWN)
+            refused_ids(scope)
+        except GatewayError as exc:
+            of_v2 = media.speaks(request.headers)
+            refused = CONFLUENT.refusal(request, exc) if of_v2 else response(exc)
+            await refused(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 def _is_here(host: str) -> bool:

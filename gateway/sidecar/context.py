@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +38,17 @@ class Audit(Protocol):
     ) -> None: ...  # fmt: skip
 
 
+class Documents(Protocol):
+    """Keys that a writer has for itself for a while, since clients of the same gateway compare
+    before they write them."""
+
+    def is_compared(self, topic: str) -> bool:
+        """Return whether a write to the topic may depend on what is there."""
+
+    async def hold(self, topic: str, keys: Iterable[bytes]) -> Callable[[], None]:
+        """Wait until nobody else writes these keys; call what is returned once it is done."""
+
+
 class Unaudited:
     """Where no audit is configured."""
 
@@ -60,6 +72,7 @@ class Context:
     producer: idempotent, acks of all; there while the application runs.
     draining: set when the sidecar is about to end: long requests end theirs.
     parts:    all of them, by the name of their section; for health.
+    documents: of the gateway that it stands beside, once that runs; None where there is none.
     """
 
     settings: Settings
@@ -71,11 +84,20 @@ class Context:
     producer: Producer = field(init=False)
     draining: asyncio.Event = field(default_factory=asyncio.Event)
     parts: dict[str, Any] = field(default_factory=dict)
+    documents: Callable[[], Documents] | None = None
 
     @property
     def section(self) -> Section:
         assert self.settings.sidecar is not None
         return self.settings.sidecar
+
+    async def hold(self, topic: str, keys: Iterable[bytes | None]) -> Callable[[], None]:
+        """Wait for the turn to write these keys, where clients compare; call what is returned once
+        Kafka has the records."""
+        documents = None if self.documents is None else self.documents()
+        if documents is None or not documents.is_compared(topic):
+            return _nothing
+        return await documents.hold(topic, [key for key in keys if key is not None])
 
     def reachable(self) -> None:
         """Raises BrokerUnavailable or AuthenticationFailed while Kafka is away: what cannot be
@@ -114,3 +136,7 @@ class Context:
         """Raises Unready while no broker is reached."""
         if not self.cluster.reachable:
             raise Unready("kafka", f"{self.cluster.error or 'still connecting'}")
+
+
+def _nothing() -> None:
+    """Nobody was kept waiting."""

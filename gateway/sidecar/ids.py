@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..telemetry import traceparent
 from ..telemetry.about import about
-from .status import Refusal, response
+from .status import Refusal
 
 CORRELATION = "X-Correlation-Id"
 TRACEABILITY = "X-Traceability-Id"
@@ -106,8 +106,18 @@ def asked(headers: Headers) -> Ids:
     return Ids.made(given[CORRELATION], given[TRACEABILITY], trace if good else "")
 
 
+_WRONG = "gateway.sidecar.wrong_ids"  # in the ASGI scope: why they cannot be used
+
+
+def refused_ids(scope: Scope) -> None:
+    """Raise what is wrong with the ids of a request: once it is known whose it is."""
+    refusal: Refusal | None = scope.get(_WRONG)
+    if refusal is not None:
+        raise refusal
+
+
 class Identified:
-    """Middleware: see the module."""
+    """Middleware: see the module. A request with wrong ids gets new ones until it is refused."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -119,8 +129,7 @@ class Identified:
         try:
             ids = asked(Headers(scope=scope))
         except Refusal as exc:
-            await response(exc)(scope, receive, send)
-            return
+            ids, scope = Ids.made(), {**scope, _WRONG: exc}
         pairs = [(name.lower().encode(), text.encode()) for name, text in ids.pairs()]
 
         async def identified(message: Message) -> None:

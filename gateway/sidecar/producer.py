@@ -55,9 +55,9 @@ class Producers:
         await self.context.check()
 
     async def post(self, request: Request) -> Response:
-        asked = self._operation.parameters(request)
-        topic = asked["topic"]
+        topic = request.path_params["topic"]
         who = await self.context.scope(request, WRITE, [topic])
+        asked = self._operation.parameters(request)
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() == NDJSON:
             return await self._stream(request, asked)
         data = await body.read(request, self.settings.max_bytes)
@@ -72,10 +72,14 @@ class Producers:
             scope = f"{who}\0{topic}\0{asked['Idempotency-Key']}"
             return await self._once(scope, data, order, whole=wanted.get("transactional", False))
         within = self.settings.timeout
-        if wanted.get("transactional"):
-            results = await self.transactors.write(order, within)
-        else:
-            results = await self.context.producer.put_many(order.items, within=within)
+        release = await self.hold(topic, order)
+        try:
+            if wanted.get("transactional"):
+                results = await self.transactors.write(order, within)
+            else:
+                results = await self.context.producer.put_many(order.items, within=within)
+        finally:
+            release()
         return outcome.respond(self._told(order, results))
 
     async def _once(self, scope: str, data: bytes, order: Order, *, whole: bool) -> Response:
@@ -92,7 +96,11 @@ class Producers:
                 body = orjson.dumps(outcome.body_of(told, order.schema_ids))
                 return [result(body)]
 
-            placed = await by.commit(writes(order.items), then=then)
+            release = await self.hold(order.items[0].tp.topic, order)
+            try:
+                placed = await by.commit(writes(order.items), then=then)
+            finally:
+                release()
             self.audit(order, offsets(order.items, placed))
             return body
 
@@ -155,8 +163,18 @@ class Producers:
         """Records handed to Kafka, and what will become of them. Raises as `Orders.of`, and
         BrokerUnavailable where too much waits."""
         order = await self.orders.of(topic, records, sides, current(), called=called)
-        told = self.context.producer.put_many(order.items, within=self.settings.timeout)
+        release = await self.hold(topic.name, order)
+        try:
+            told = self.context.producer.put_many(order.items, within=self.settings.timeout)
+        except BaseException:
+            release()
+            raise
+        told.add_done_callback(lambda _: release())
         return order, told
+
+    async def hold(self, topic: str, order: Order) -> Callable[[], None]:
+        """As `Context.hold`, for the records of an order."""
+        return await self.context.hold(topic, (item.key for item in order.items))
 
 
 def _side(wanted: Mapping[str, Any], name: str, otherwise: str) -> Side:

@@ -14,7 +14,6 @@ from starlette.requests import Request
 
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 _PATH = re.compile(r"(/[A-Za-z0-9._~%!$&'()*+,;=:@-]*){1,64}")
-_PAIR = re.compile(r'\s*([A-Za-z-]+)\s*=\s*("[^"]*"|[^;,\s]*)\s*')
 
 
 def base_uri(request: Request, configured: str | None, group: str, name: str) -> str:
@@ -28,10 +27,9 @@ def base_uri(request: Request, configured: str | None, group: str, name: str) ->
 
 def _forwarded(request: Request) -> tuple[str, str]:
     headers = request.headers
-    said = dict(
-        (name.lower(), value.strip('"'))
-        for name, value in _PAIR.findall(headers.get("forwarded", "").partition(",")[0])
-    )
+    first = headers.get("forwarded", "").partition(",")[0]
+    pairs = (each.partition("=") for each in first.split(";"))
+    said = {name.strip().lower(): value.strip().strip('"') for name, _, value in pairs}
     host = said.get("host") or headers.get("x-forwarded-host", "").partition(",")[0].strip()
     scheme = said.get("proto") or headers.get("x-forwarded-proto", "").partition(",")[0].strip()
     if scheme.lower() not in ("http", "https"):

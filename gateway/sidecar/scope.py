@@ -12,6 +12,7 @@ from starlette.requests import Request
 
 WRITE = "kafka:w"
 READ = "kafka:r"
+KNOWN = ""  # no scope: for whoever the guards know
 
 
 class Scope(Protocol):

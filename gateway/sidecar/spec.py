@@ -9,10 +9,10 @@ name of another: that is a slip of the finger.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import orjson
 from ruamel.yaml import YAML
 from starlette.requests import Request
 
+from ..config.expression import closest
 from .status import Refusal
 from .whole import resolved, whole
 
@@ -30,6 +31,7 @@ UNLIMITED = "/health/"  # what begins so is asked for as often as one likes
 LIMITED = {"$ref": "#/components/responses/Limited"}
 LONGEST = 200  # characters of what a validator says: it quotes the value
 NEAR = 0.8  # of difflib's likeness: `partiton`, not any other word
+MAX_UNKNOWN = 20  # unknown names of one object that are looked at: each is compared with all
 
 _JSON = re.compile(r"application/([\w.+-]*\+)?json", re.ASCII)
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
@@ -100,10 +102,10 @@ class Validator:
     def mind(self, value: Any, place: str = "") -> None:
         """Raises Refusal 400 for a name that is nearly another."""
         if isinstance(value, dict) and self._known and not value.keys() <= self._known:
-            for name in value.keys() - self._known:
-                near = get_close_matches(name, self._known, n=1, cutoff=NEAR)
-                if near and near[0] not in value:
-                    raise wrong(_place(place, [name]), f"did you mean '{near[0]}'?")
+            for name in _unknown(value, self._known):
+                near = closest(name, self._known, NEAR)
+                if near and near not in value:
+                    raise wrong(_place(place, [name]), f"did you mean '{near}'?")
 
 
 class Operation:
@@ -136,10 +138,9 @@ class Operation:
                 continue
             found[name] = value = _typed(text, parameter["schema"].get("type"))
             validator.check(value, f"{place} {name}")
-        for name in request.query_params.keys() - self._queries:
-            near = get_close_matches(name, self._queries, n=1, cutoff=NEAR)
-            if near:
-                raise wrong(f"query {name}", f"did you mean '{near[0]}'?")
+        for name in _unknown(request.query_params, self._queries):
+            if near := closest(name, self._queries, NEAR):
+                raise wrong(f"query {name}", f"did you mean '{near}'?")
         return found
 
     def parsed(self, data: bytes, kind: str | None) -> Any:
@@ -171,6 +172,11 @@ def wrong(place: str, what: str) -> Refusal:
     """place: as people write it, empty for all of it."""
     what = what if len(what) <= LONGEST else f"{what[: LONGEST - 3]}..."
     return Refusal(400, f"{place or 'the body'}: {what}", code="INVALID_REQUEST")
+
+
+def _unknown(names: Iterable[str], known: frozenset[str]) -> Iterator[str]:
+    """The first `MAX_UNKNOWN` names that are not known."""
+    return islice((name for name in names if name not in known), MAX_UNKNOWN)
 
 
 def _given(request: Request, place: str, name: str) -> str | None:

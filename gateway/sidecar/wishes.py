@@ -5,6 +5,7 @@ A name means the same in camel case, with underscores and with dots.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ NAME = re.compile(r"[A-Za-z0-9._~-]{1,200}")
 LONGEST_PATTERN = 200
 REPEATS = ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT")
 REPETITIONS = 3
+LONGEST_TOPIC = 249
+MAX_WAYS = (LONGEST_TOPIC + 1) ** REPETITIONS  # in which a pattern may be tried on a name
 LONGEST_WAIT = 300_000  # ms: longer than what stands between client and sidecar lets them wait
 
 _NAMES = {
@@ -88,31 +91,34 @@ def pattern_of(text: str) -> re.Pattern[str]:
     """Of topics. Raises Refusal 400.
 
     It is a client's, and is matched in the loop that serves all: `(a+)+` would take hours for one
-    name. So no repetition within another, and at most three without a bound.
+    name, and so would `.?` thirty times. So there is no repetition, and no choice, within another,
+    and all of them leave no more ways than three repetitions without a bound.
     """
     try:
         compiled = re.compile(text)
-        unbounded = _repetitions(regular.parse(text))
+        ways = _ways(regular.parse(text)) if len(text) <= LONGEST_PATTERN else math.inf
     except (re.error, OverflowError, RecursionError) as exc:
         raise wrong("topic_pattern", f"is no regular expression: {exc}") from None
-    if unbounded > REPETITIONS or len(text) > LONGEST_PATTERN:
+    if ways > MAX_WAYS:
         what = f"has over {LONGEST_PATTERN} characters, {REPETITIONS} repetitions, or a nested one"
         raise wrong("topic_pattern", f"{what}; make it simpler")
     return compiled
 
 
-def _repetitions(node: Any, within: bool = False) -> int:
-    """How many there are; many for one within another."""
-    found = 0
+def _ways(node: Any, within: bool = False) -> float:
+    """Return in how many ways a text can be tried, at most. within: of a repetition."""
+    ways = 1.0
     for operator, about in node:
         repeated = str(operator) in REPEATS and about[1] > 1
-        if repeated:
-            if within:
-                return REPETITIONS + 1
-            found += about[1] == regular.MAXREPEAT or about[1] > 10
+        if within and (repeated or str(operator) == "BRANCH"):
+            return math.inf
+        if str(operator) in REPEATS:
+            ways *= max(1, min(about[1], LONGEST_TOPIC) - about[0] + 1)
+        elif str(operator) == "BRANCH":
+            ways *= len(about[1])
         for inner in _inner(about):
-            found += _repetitions(inner, within or repeated)
-    return found
+            ways *= _ways(inner, within or repeated)
+    return ways
 
 
 def _inner(about: Any) -> list[Any]:

@@ -69,3 +69,15 @@ def test_patterns_that_are_matched_in_no_time_are_taken(text):
 def test_patterns_that_could_take_hours_are_refused(text):
     with pytest.raises(Refusal, match="topic_pattern"):
         pattern_of(text)
+
+
+@pytest.mark.parametrize("text", [".?" * 30 + "!", "a{0,9}" * 30, "(a|ab|b)*!", "(a+)+", ".*" * 4])
+def test_a_pattern_that_could_be_tried_for_ever_is_refused(text: str):
+    """`.?` thirty times took minutes for one name, and the loop of everybody with it."""
+    with pytest.raises(Refusal):
+        pattern_of(text)
+
+
+@pytest.mark.parametrize("text", ["orders-.*", ".*a.*b.*", "(eu|us)-[a-z]+", "t[0-9]{3}", "x?y"])
+def test_a_pattern_of_names_is_taken(text: str):
+    assert pattern_of(text).pattern == text

@@ -81,6 +81,7 @@ class DeadLetterQueues:
     # to the back end
 
     async def _again(self, request: Request) -> Response:
+        await self._context.scope(request, READ)
         asked = self._context.spec["retryDeadLetters"].parameters(request)
         group = group_named(self._context.section, asked.get("group"))
         queue = await self._queue(request, group.group, self._topic(asked, group))
@@ -127,6 +128,7 @@ class DeadLetterQueues:
     # to a program
 
     async def _letters(self, request: Request) -> Response:
+        await self._context.scope(request, READ)
         asked = self._context.spec["getDeadLetters"].parameters(request)
         queue = await self._queue(request, asked["group"], asked["topic"])
         formats = self._formats(asked)
@@ -154,6 +156,7 @@ class DeadLetterQueues:
         return formats
 
     async def _commit(self, request: Request) -> Response:
+        await self._context.scope(request, READ)
         operation = self._context.spec["commitDeadLetters"]
         body = operation.body(*await self._body(request))
         queue = await self._queue(request, body["group"], body["topic"])
@@ -171,6 +174,7 @@ class DeadLetterQueues:
     # from a program
 
     async def _handed_in(self, request: Request) -> Response:
+        await self._context.scope(request, WRITE)
         operation = self._context.spec["writeDeadLetters"]
         given = operation.body(*await self._body(request))
         asked = operation.parameters(request)

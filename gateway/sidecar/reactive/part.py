@@ -102,8 +102,8 @@ class Reactive:
         return answer([await state_of(each, None) for each in self.groups.values()])
 
     async def _state(self, request: Request) -> Response:
+        await self._context.scope(request, READ, group=request.path_params["group"])
         group = self._named(request)
-        await self._context.scope(request, READ, group=group.name)
         return answer(await state_of(group, self._context.cluster))
 
     async def _pause(self, request: Request) -> Response:
@@ -131,8 +131,8 @@ class Reactive:
         return answer({"offsets": [_offset(tp, at) for tp, at in offsets.items()]})
 
     async def _administered(self, request: Request) -> ReactiveGroup:
+        await self._context.scope(request, ADMIN, group=request.path_params["group"])
         group = self._named(request)
-        await self._context.scope(request, ADMIN, group=group.name)
         if group.consumer is None:
             raise Refusal(503, f"group {group.name} does not run; try again", retry_after=1.0)
         return group

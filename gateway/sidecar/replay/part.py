@@ -148,6 +148,7 @@ class Replays:
     # over HTTP
 
     async def _start(self, request: Request) -> Response:
+        await self._context.scope(request, READ)
         data = await read(request, LARGEST)
         operation = self._context.spec["startReplay"]
         given = operation.body(data, request.headers.get("content-type"))
@@ -231,11 +232,13 @@ class Replays:
         return answer([self._told(each) for each in self._states.replays])
 
     async def _show(self, request: Request) -> Response:
+        await self._context.scope(request, READ)
         replay = await self._named(request)
         await self._context.scope(request, READ, [replay.topic])
         return answer(self._told(replay))
 
     async def _cancel(self, request: Request) -> Response:
+        await self._context.scope(request, WRITE)
         replay = await self._named(request)
         await self._context.scope(request, WRITE, [replay.target or replay.topic])
         ended = await end(

@@ -80,7 +80,11 @@ class Writing:
             item = order.items[at]
             order.items[at] = item._replace(headers=(*pairs, *item.headers))
         written = self._context.producer.put_many
-        results = await written(order.items, within=self._producers.settings.timeout)
+        release = await self._producers.hold(topic, order)
+        try:
+            results = await written(order.items, within=self._producers.settings.timeout)
+        finally:
+            release()
         self._producers.audit(order, results)
         return self._told(request, outcome.each(order, results), order)
 
