@@ -10,7 +10,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model isolation fuzz reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,15 @@ figures: setup ## measure; results are kept in bench/results
 
 model: $(READY) ## the model test for an hour; SECONDS=60 for a minute
 	GATEWAY_MODEL_SECONDS=$(or $(SECONDS),3600) $(BIN)/python -m pytest tests/model -q --timeout 0 $(ARGS)
+
+isolation: setup ## clients and what is not theirs, at full size; CLIENTS=1000 RECORDS=100 SECONDS=60 for less
+	GATEWAY_ISOLATION_CLIENTS=$(or $(CLIENTS),10000) GATEWAY_ISOLATION_RECORDS=$(or $(RECORDS),1000) \
+	  GATEWAY_ISOLATION_SECONDS=$(or $(SECONDS),600) \
+	  $(BIN)/python -m pytest tests/e2e/test_isolation.py tests/hub/test_isolation.py -q -s --timeout 0 $(ARGS)
+
+# Each of some 17 properties in its turn.
+fuzz: $(READY) ## hostile input for ten minutes; MINUTES=60 for an hour
+	GATEWAY_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 60 / 17 )) $(BIN)/python -m pytest tests/fuzz -q --timeout 0 $(ARGS)
 
 reactive: setup ## the reactive consumer with its back end away; SECONDS=300 RECORDS=20000 for more
 	GATEWAY_REACTIVE_AWAY=$(or $(SECONDS),10) GATEWAY_REACTIVE_RECORDS=$(or $(RECORDS),10000) \

@@ -1,12 +1,15 @@
 """Many clients in one loop that cost little: they count records by their mark, nothing else.
 
 uvloop gives each read as one piece of bytes; what is joined in it is counted at once. A WebSocket
-is not parsed either: pings are answered when they come by themselves, as they do between records.
+is not parsed either: pings are found by how they begin, wherever they are in what was read. The
+gateway closes a connection whose pings are not answered with their own payload, after 20 to 40 s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import time
 from collections.abc import Callable
 from typing import Self, cast
@@ -16,14 +19,18 @@ from .records import AT, MARK, seconds
 PATIENCE = 60.0  # s
 PIPES = 256  # connects under way at the same time
 _HEAD_END = b"\r\n\r\n"
-_PING, _PONG = 0x89, b"\x8a\x80\0\0\0\0"
+_PING = 0x89  # in no value, which are ASCII; as a length it makes a pong that nobody waits for
+_PINGS = re.compile(rb"\x89\x04(.{4})", re.DOTALL)
+_CUT_PING = re.compile(rb"\x89(?:\x04.{0,3})?\Z", re.DOTALL)
+_LONGEST_CUT = 5  # bytes of a ping whose last is not there yet
+_PONG = b"\x8a\x84\0\0\0\0"  # to be followed by the payload, masked with zeros
 
 
 class Counting(asyncio.Protocol):
     """One connection. opened_at: its greeting was whole. first_at: its first record came."""
 
     __slots__ = (
-        "asked_at", "crowd", "first_at", "got", "greeting", "half", "opened", "opened_at",
+        "asked_at", "crowd", "cut", "first_at", "got", "greeting", "half", "opened", "opened_at",
         "opening", "request", "socket", "timed", "transport",
     )  # fmt: skip
 
@@ -35,6 +42,7 @@ class Counting(asyncio.Protocol):
         self.socket = b"Upgrade: websocket" in request
         self.got = 0
         self.half = b""
+        self.cut = b""  # the beginning of a ping
         self.opening: bytes | None = b""
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.asked_at = time.monotonic()
@@ -45,6 +53,8 @@ class Counting(asyncio.Protocol):
         self.transport.write(self.request)
 
     def data_received(self, data: bytes) -> None:
+        if self.socket and (_PING in data or self.cut):
+            self._answer(self.cut + data)  # one may come before the greeting, too
         if self.opening is not None and not (data := self._open(data)):
             return
         crowd = self.crowd
@@ -54,8 +64,6 @@ class Counting(asyncio.Protocol):
             self.half = b""
         if data[-1] in b'"~':
             self.half = data[-2:]
-        if data[0] == _PING and len(data) < 128 and self.socket:
-            self.transport.write(_PONG)
         crowd.bytes += len(data)
         if count:
             self.got += count
@@ -67,8 +75,16 @@ class Counting(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.crowd.lost += 1
+        self.crowd.reached()
         if not self.opened.done():
             self.opened.set_exception(ConnectionError(f"no stream: {self.opening!r}"))
+
+    def _answer(self, data: bytes) -> None:
+        """Send the pong of each ping; one that is cut waits for its rest."""
+        for payload in _PINGS.findall(data):
+            self.transport.write(_PONG + payload)
+        cut = _CUT_PING.search(data[-_LONGEST_CUT:])
+        self.cut = cut[0] if cut else b""
 
     def _open(self, data: bytes) -> bytes:
         """What follows the greeting; records may come in the same piece."""
@@ -138,19 +154,27 @@ class Crowd:
 
         await asyncio.gather(*(one(first + n) for n in range(count)))
 
-    async def until(self, got: int, within: float = PATIENCE) -> bool:
-        """Return when so many records have come in all; False if they have not by then."""
-        if self.got >= got:
-            return True
-        self.target = got
-        self._reached = asyncio.get_running_loop().create_future()
-        try:
-            await asyncio.wait_for(self._reached, within)
-        except TimeoutError:
-            self.target = 1 << 62
+    async def until(self, got: int, within: float = math.inf, *, silence: float = PATIENCE) -> bool:
+        """Wait until so many records have come in all.
+
+        False if they will not: a connection ended, or nothing came for `silence` seconds. However
+        slow the machine is, what still comes is waited for, but for no longer than `within`.
+        """
+        ends = time.monotonic() + within
+        while self.got < got and not self.lost:
+            before, wait = self.got, min(silence, ends - time.monotonic())
+            self.target = got
+            self._reached = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait_for(self._reached, wait)
+            except TimeoutError:
+                if self.got == before or time.monotonic() >= ends:
+                    break
+        self.target = 1 << 62
         return self.got >= got
 
     def reached(self) -> None:
+        """Wake who waits: all has come, or a connection ended."""
         self.target = 1 << 62
         if self._reached is not None and not self._reached.done():
             self._reached.set_result(None)

@@ -23,7 +23,7 @@ _RECORD = re.compile(_VALUE)
 _ID = re.compile(rb"^id: ?(\S+)$", re.MULTILINE)
 _POSITION = re.compile(rb'"position":"([^"]+)"')
 _HEAD_END = b"\r\n\r\n"
-_PING, _PONG = 9, b"\x8a\x80\0\0\0\0"
+_PING = 9
 
 
 class Exact:
@@ -189,7 +189,8 @@ class Connection(asyncio.Protocol):
 
     def _message(self, client: Exact, opcode: int, payload: bytes) -> None:
         if opcode == _PING:
-            self.transport.write(_PONG)
+            # Masked with zeros; one with another payload counts as none (RFC 6455 5.5.3).
+            self.transport.write(b"\x8a%c\0\0\0\0%b" % (0x80 | len(payload), payload))
             return
         numbers = _RECORD.findall(payload)
         client.damaged += payload.count(MARK) - len(numbers)

@@ -32,7 +32,7 @@ def machine(note: str = "") -> dict[str, Any]:
     versions = {name: version(name) for name in PACKAGES}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "cores": os.cpu_count(),
         "processor": _processor(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
@@ -95,13 +95,12 @@ def rounded(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _commit() -> str:
+def commit(checkout: Path = DIRECTORY.parent.parent) -> str:
     """The checkout that was measured, `+` for changes in the package that are not in it."""
-    here = Path(__file__).parent.parent
     asked = ["git", "describe", "--always", "--abbrev=9", "--dirty=+"]
     try:
         return subprocess.run(
-            asked, cwd=here, capture_output=True, text=True, check=True
+            asked, cwd=checkout, capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -66,7 +66,7 @@ class Stream(asyncio.Protocol):
         receive_buffer: int | None = None,
     ) -> Self:
         """Return when the stream has begun. Raises ConnectionError with the answer if not."""
-        request = f"GET /events/{topic}{query} HTTP/1.1\r\nHost: bench\r\n".encode()
+        request = f"GET /events/{topic}{query} HTTP/1.1\r\nHost: localhost\r\n".encode()
         request += b"Last-Event-ID: %b\r\n" % token if token else b""
         host, port = "127.0.0.1", gateway.port
         stream = cls(request + b"Accept: text/event-stream\r\n\r\n", listens)

@@ -13,7 +13,7 @@ import json
 import runpy
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,11 +80,24 @@ def clocked(factory: Callable[[], Any]) -> Any:
     kind = type(protocol)
     if kind not in known:
         known.add(kind)
-        for name in METHODS:
-            method = getattr(kind, name, None)
-            if method is not None:
-                setattr(kind, name, _timed_method(method))
+        _time_methods(kind, {name: getattr(kind, name, None) for name in METHODS})
     return protocol
+
+
+class Protocol(asyncio.Protocol):
+    """In place of asyncio's: one that takes a transport over from another is timed, too."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        _time_methods(cls, {name: vars(cls).get(name) for name in METHODS})
+
+
+def _time_methods(kind: type, methods: Mapping[str, Any]) -> None:
+    for name, method in methods.items():
+        if method is not None and not hasattr(method, "is_timed"):
+            setattr(kind, name, _timed_method(method))
 
 
 def _timed_method(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,6 +105,7 @@ def _timed_method(method: Callable[..., Any]) -> Callable[..., Any]:
         return timed(method, *args)
 
     wrapper.__qualname__ = method.__qualname__
+    wrapper.is_timed = True  # type: ignore[attr-defined]
     return wrapper
 
 
@@ -99,6 +113,7 @@ def main() -> None:
     report = Path(sys.argv.pop(1))
     atexit.register(lambda: report.write_text(json.dumps({"least": LEAST, "long": long})))
     uvloop.new_event_loop = Loop  # what uvicorn calls
+    asyncio.Protocol = Protocol  # type: ignore[misc]
     runpy.run_module("gateway", run_name="__main__", alter_sys=True)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -15,7 +16,7 @@ from support.gateways import config_for, running_gateway
 from ..feed import KafkaFeed, Wire
 from ..kafka import Kafka
 from ..machine import pinned
-from .peer import Served, Shape, sse_request, ws_request
+from .peer import ROOT, Served, Shape, sse_request, ws_request
 
 COMMAND = (sys.executable, "-m", "gateway")
 GZIP = ("Accept-Encoding: gzip",)
@@ -25,11 +26,22 @@ DEFLATE = (
 )
 
 
+def environment(checkout: Path) -> dict[str, str]:
+    """Return what makes a Python process import the gateway of this checkout.
+
+    It has to be told not to look into the folder that it was started in, which comes first.
+    """
+    return {"PYTHONPATH": str(checkout), "PYTHONSAFEPATH": "1"}
+
+
 @dataclass(frozen=True)
 class Ours:
+    """checkout: the folder whose gateway it is."""
+
     wire: Wire
     most: int = 10_000
     skips: frozenset[str] = frozenset()
+    checkout: Path = ROOT
 
     @property
     def name(self) -> str:
@@ -48,7 +60,9 @@ class Ours:
         topic = kafka.topic(shape.partitions)
         config = _configuration(shape.servers or kafka.servers, topic, shape)
         command = pinned(*(shape.command or COMMAND), "run", "-c")
-        async with running_gateway(config, command=command) as gateway:
+        async with running_gateway(
+            config, command=command, environment=environment(self.checkout)
+        ) as gateway:
             feed = KafkaFeed(
                 kafka.servers, topic, shape.partitions, shape.joined,
                 prose=shape.prose, traced=shape.traced,

@@ -98,7 +98,7 @@ class Peer(Partaker, Protocol):
 
 def sse_request(path: str, token: bytes = b"", *headers: str) -> bytes:
     last = b"Last-Event-ID: %b\r\n" % token if token else b""
-    head = f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n".encode()
+    head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n".encode()
     head += "".join(f"{header}\r\n" for header in headers).encode()
     return head + last + b"\r\n"
 
@@ -106,7 +106,7 @@ def sse_request(path: str, token: bytes = b"", *headers: str) -> bytes:
 def ws_request(path: str, *headers: str) -> bytes:
     more = "".join(f"{header}\r\n" for header in headers)
     return (
-        f"GET {path} HTTP/1.1\r\nHost: bench\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n{more}\r\n"
     ).encode()
 

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import watched
 from ..crowd import Crowd
 from ..feed import steadily
 from ..kafka import Kafka
@@ -36,7 +37,7 @@ async def run(kafka: Kafka, peer: Peer, size: Size) -> Cell:
     cell = Cell()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         report = Path(folder) / "callbacks.json"
-        shape = Shape(command=(sys.executable, "-m", "bench.watched", str(report)))
+        shape = Shape(command=(sys.executable, watched.__file__, str(report)))
         async with (
             peer.serve(kafka, shape) as served,
             crowd_of(served, peer, size.clients) as crowd,

@@ -80,5 +80,7 @@ async def _round(served: Served, crowd: Crowd, reader: Exact, count: int) -> Non
     for _ in range(count):
         served.feed.send()
     if not await crowd.until(due):
-        raise TimeoutError(f"{due - crowd.got} deliveries did not come in {PATIENCE:g} s")
+        ended = f"{crowd.lost} connections ended"
+        why = ended if crowd.lost else f"nothing came for {PATIENCE:g} s"
+        raise TimeoutError(f"{due - crowd.got} deliveries did not come: {why}")
     await until(partial(reader.has, own))

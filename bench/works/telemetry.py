@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import httpx
 from support.otlp import collector
 
+from .. import uncounted
 from ..crowd import Crowd
 from ..feed import steadily
 from ..figure import median
@@ -26,7 +27,7 @@ from ..machine import Cost, cost
 from ..peers.peer import Peer, Served, Shape
 from .work import PER_CPU, Cell, crowd_of
 
-UNCOUNTED = (sys.executable, "-m", "bench.uncounted")
+UNCOUNTED = (sys.executable, uncounted.__file__)
 WITH, WITHOUT = "with telemetry", "without"
 EVERY = 5.0  # s from one scrape to the next
 SHARE = "of what it does without"

@@ -129,22 +129,25 @@ async def warm(
     got: records that came, at all clients together. Raises TimeoutError if that does not happen
     within `PATIENCE`.
     """
-    ends = time.monotonic() + PATIENCE
-    while not await _round(served.feed, got, clients, keys, partitions):
+    ends, slow = time.monotonic() + PATIENCE, SLOW
+    while not await _round(served.feed, got, clients, keys, partitions, slow):
         if time.monotonic() > ends:
             raise TimeoutError("no warming round came to everybody, and once")
+        slow *= 2  # where a machine pauses for longer, the rest of each round was in the next
 
 
 async def _round(
-    feed: Feed, got: Callable[[], int], clients: int, keys: int, partitions: int
+    feed: Feed, got: Callable[[], int], clients: int, keys: int, partitions: int, slow: float
 ) -> bool:
+    """Did one record of each partition, or key, come to everybody? slow: s without a record after
+    which the rest of them is not waited for."""
     due = got() + (keys or partitions * clients)
     for n in range(keys or partitions):
         feed.send(key=n if keys else None)
     with suppress(TimeoutError):
         await until(lambda: got() >= due, within=1.0)
     # The rest of a round that is under way must not become part of the next.
-    await quiet(got, STILL if got() >= due else SLOW)
+    await quiet(got, STILL if got() >= due else slow)
     return got() == due
 
 

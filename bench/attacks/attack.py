@@ -1,0 +1,138 @@
+"""What an attack is, and what it is told of the gateway that it attacks."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import confluent_kafka
+from support.gateways import config_for
+
+MEMORY = 64 << 20  # bytes; `memory` of every gateway that is attacked
+PASSWORD = "the-token-that-nobody-guesses"
+
+Counts: TypeAlias = Mapping[str, float]
+"""What an attacker tells of what it did and was answered, by name."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The gateway under attack, as an attacker sees it.
+
+    port:    where it listens.
+    servers: where its Kafka is, for attackers who may produce.
+    steady:  the topic of `/steady`, which an honest client has read since before the attack.
+    fresh:   the topic of `/fresh`, which nobody has read before the attack.
+    coded:   the topic of `/coded`, whose values have a model where the attack is by its values.
+    size:    how large the attack is; what that counts is the attack's to say.
+    seconds: how long it lasts if nothing else ends it.
+    """
+
+    port: int
+    servers: str
+    steady: str
+    fresh: str
+    coded: str
+    size: int
+    seconds: float
+
+    def begin(self) -> None:
+        """Tell that the attack is under way: whoever comes from now on comes during it."""
+        print("begun", flush=True)
+
+    def turns(self) -> Iterator[int]:
+        """Count up from 0 until the attack's time is over."""
+        ends, n = time.monotonic() + self.seconds, 0
+        while time.monotonic() < ends:
+            yield n
+            n += 1
+
+    def hold(self) -> None:
+        """Return when the attack's time is over."""
+        time.sleep(self.seconds)
+
+    def produce(self, topic: str, values: Iterator[bytes] | list[bytes], **options: Any) -> None:
+        """Write these values to the topic and return when Kafka has them.
+
+        Args:
+            topic: Its name.
+            values: One for each record.
+            options: Further settings of librdkafka, by their names.
+        """
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self.servers, "log_level": 0, **options}
+        )
+        for value in values:
+            producer.produce(topic, value)
+            producer.poll(0)
+        producer.flush(30)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to cost others something.
+
+    what:      what the attacker does, in a few words for the table.
+    run:       does it, blocking, in a process of its own.
+    full:      the size that is measured; `tiny`: one that shows that it works.
+    seconds:   how long it lasts.
+    sections:  what the configuration says besides; it is merged into that of `configuration`.
+    coded:     settings of the topic `/coded`.
+    bounds:    what it may be given at most, of what it counts.
+    """
+
+    what: str
+    run: Callable[[Target], Counts]
+    full: int
+    tiny: int = 2
+    seconds: float = 6.0
+    sections: Mapping[str, Any] = field(default_factory=dict)
+    coded: Mapping[str, Any] = field(default_factory=dict)
+    bounds: Mapping[str, float] = field(default_factory=dict)
+
+
+def configuration(
+    attack: Attack, servers: str, topics: tuple[str, str, str], backend: str
+) -> dict[str, Any]:
+    """Return the configuration of the gateway that is attacked.
+
+    Args:
+        attack: Which one.
+        servers: Where Kafka is.
+        topics: Those of `Target.steady`, `Target.fresh` and `Target.coded`.
+        backend: The URL of a server that knows the schemas and lets nobody in (`backend.py`).
+    """
+    steady, fresh, coded = topics
+    guards = {
+        "known": {"type": "inline", "users": {"ada": {"token": PASSWORD}}},
+        "asked": {"type": "http", "url": f"{backend}/slow", "timeout": "30s"},
+    }
+    routes = [
+        _route("/steady", {"topic": steady}),
+        _route("/fresh", {"topic": fresh}),
+        _route("/coded", {"topic": coded}),
+        _route("/snapshot", {"topic": steady, "mode": "snapshot"}),
+        _route("/own/{key}", {"topic": steady, "filters": [{"key": "${params.key}"}]}),
+        _route("/any/{topics}", {"topics": ["${params.topics}"], "allow": [steady, fresh]}),
+        _route("/filtered", {"topic": fresh, "clientFilters": True, "clientFields": True}),
+        _route("/written", {"topic": fresh, "produce": True}),
+        _route("/known", {"topic": fresh}, guarded={"known": []}),
+        _route("/asked", {"topic": fresh}, guarded={"asked": []}),
+    ]
+    named = [steady, fresh, {"name": coded, **attack.coded}]
+    registry = {"registry": {"type": "schema-registry", "url": backend}}
+    catalogs = {"catalogs": registry} if attack.coded else {}
+    made = {"memory": f"{MEMORY >> 20}MiB", "guards": guards, **catalogs}
+    return config_for(servers, named, routes, **{**made, **attack.sections})
+
+
+def _route(path: str, target: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    return {"when": [{"path": path}], "with": {"format": "value", **target}, **more}
+
+
+def tally(counts: Counter[str]) -> Counts:
+    """Return counts as plain numbers."""
+    return {name: float(count) for name, count in counts.items()}

@@ -1,0 +1,38 @@
+"""`python -m bench.attacks.attacker NAME TARGET`: run one attack, within bounds of its own.
+
+TARGET is JSON, the members of `attack.Target`. It says `ready` and waits for a line on stdin. Then
+a line `begun` says that the attack is under way, and the last line is a JSON object of what it
+counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+
+from .attack import Target
+from .catalog import ATTACKS
+
+MAX_ADDRESSES = 6 << 30  # bytes of address space
+MAX_CPU = 120  # s
+NICER = 10  # so that the prober, on the same core, is not kept waiting
+
+
+def main() -> None:
+    """Attack, and print what was counted."""
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESSES, MAX_ADDRESSES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU, MAX_CPU))
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.nice(NICER)
+    name, told = sys.argv[1:]
+    run, target = ATTACKS[name].run, Target(**json.loads(told))
+    print("ready", flush=True)
+    if sys.stdin.readline():
+        print(json.dumps(dict(run(target))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

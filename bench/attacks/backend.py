@@ -1,0 +1,35 @@
+"""What the gateway asks of others: a schema registry, and an application that never says who."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from support.served import served
+
+SLOW_SECONDS = 60.0  # longer than any attack
+NULLS = {"type": "array", "items": "null"}  # an item takes no byte
+
+
+async def _wait(request: Request) -> JSONResponse:
+    await asyncio.sleep(SLOW_SECONDS)
+    return JSONResponse({"identity": "nobody"})
+
+
+async def _schema(request: Request) -> JSONResponse:
+    return JSONResponse({"id": 1, "version": 1, "schema": json.dumps(NULLS)})
+
+
+@asynccontextmanager
+async def running_backend() -> AsyncIterator[str]:
+    """Serve it until the block ends; its URL."""
+    routes: list[Any] = [Route("/slow", _wait), Route("/{path:path}", _schema)]
+    async with served(Starlette(routes=routes)) as url:
+        yield url

@@ -1,0 +1,58 @@
+"""`prober.py PORT EVERY`: ask for /health/live every so many seconds, until stdin ends.
+
+It runs alone, without any library, so that nothing in its process is late. One question is under
+way at a time, over one connection. Those that fell due while an answer was waited for have waited
+since they were due: a gateway that answers nobody for a second has many late answers, not one.
+Prints a JSON list of [due, seconds] with the clock `time.monotonic()`.
+"""
+
+import json
+import select
+import socket
+import sys
+import time
+
+PATIENCE = 60.0  # s
+REQUEST = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def main() -> None:
+    """Probe until stdin ends."""
+    port, every = int(sys.argv[1]), float(sys.argv[2])
+    found: list[tuple[float, float]] = []
+    connection = _connect(port)
+    due = time.monotonic()
+    while True:
+        wait = max(0.0, due - time.monotonic())
+        if select.select([sys.stdin], [], [], wait)[0]:
+            break
+        try:
+            connection.sendall(REQUEST)
+            _read_answer(connection)
+        except OSError:
+            connection.close()
+            connection = _connect(port)
+        answered = time.monotonic()
+        while due <= answered:
+            found.append((due, answered - due))
+            due += every
+    print(json.dumps(found))
+
+
+def _connect(port: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), PATIENCE)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _read_answer(connection: socket.socket) -> None:
+    data = b""
+    while b"live" not in data:
+        piece = connection.recv(4096)
+        if not piece:
+            raise ConnectionResetError("the gateway closed the connection")
+        data += piece
+
+
+if __name__ == "__main__":
+    main()

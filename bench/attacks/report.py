@@ -1,0 +1,119 @@
+"""What was measured, as tables: one line for each attack and checkout, medians of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..figure import median
+from ..results import rounded
+from .attack import MEMORY
+from .catalog import ATTACKS
+
+Summary = Mapping[str, Any]
+"""Of one run: `Measured.summary`."""
+
+MAX_RATIO = 2.0  # of p99 while attacked to p99 idle
+MAX_CALLBACK_MS = 20.0
+MAX_BESIDE = 64 << 20  # bytes beside `memory` and the idle process
+MAX_ID = 512  # characters; above it ids would come in batches
+
+COLUMNS = (
+    "attack", "gateway", "p99 to idle", "idle p50", "idle p99", "p50", "p99", "max",
+    "longest callback", "CPU", "of a core", "after", "idle MiB", "most", "left",
+    "lost", "twice", "begin", "id", "back", "missed",
+)  # fmt: skip
+LEGEND = (
+    "`p99 to idle`: p99 of /health/live while attacked to that before, in the same run; times in "
+    "ms. `CPU`: seconds of the gateway while attacked, `of a core` its share before, `after` its "
+    "share behind the attack. `begin`: bytes of the newcomer's first block, `id`: characters of "
+    "the longest id of honest clients, `back`: what they were answered when they came back. Goals "
+    f"that were missed: `latency` (a ratio above {MAX_RATIO:g}), `loop` (a callback of more than "
+    f"{MAX_CALLBACK_MS:g} ms of CPU), `memory` (above idle + {MEMORY >> 20} MiB of `memory` + "
+    f"{MAX_BESIDE >> 20} MiB), `records` (lost, twice, an id above {MAX_ID}, or somebody was not "
+    "let in), `bounds` (the attacker was given more than its limits say)."
+)
+
+
+def summarize(runs: Sequence[Summary]) -> dict[str, Any]:
+    """Return the medians of several runs; of what must not happen, the worst."""
+    idle, hit = [each["idle"] for each in runs], [each["attacked"] for each in runs]
+    callbacks = [each["callback"] for each in runs if each["callback"] is not None]
+    return {
+        "ratio": median([b["p99"] / a["p99"] for a, b in zip(idle, hit, strict=True)]),
+        "idle p50": median([each["p50"] for each in idle]),
+        "idle p99": median([each["p99"] for each in idle]),
+        "p50": median([each["p50"] for each in hit]),
+        "p99": median([each["p99"] for each in hit]),
+        "max": median([each["max"] for each in hit]),
+        "callback": 1000 * median(callbacks) if callbacks else None,
+        "cpu": median([each["cpu"] for each in runs]),
+        "cpu_idle": median([each["cpu_idle"] for each in runs]),
+        "cpu_after": median([each["cpu_after"] for each in runs]),
+        "memory": [median([each["memory"][n] for each in runs]) for n in range(3)],
+        "lost": max(each["lost"] for each in runs),
+        "twice": max(each["twice"] for each in runs),
+        "begin": max(each["begin"] for each in runs),
+        "let_in": all(each["begin"] for each in runs),
+        "id": max(each["id_length"] for each in runs),
+        "back": sorted({answer for each in runs for answer in each["back"]}),
+        "notes": sorted({note for each in runs for note in each["notes"]}),
+        "name": max(runs, key=lambda each: each["callback"] or 0)["callback_name"],
+        "counts": runs[-1]["counts"],
+        "n": len(runs),
+    }
+
+
+def missed(attack: str, one: Mapping[str, Any]) -> list[str]:
+    """Return which goals a summary misses."""
+    idle, most, _ = one["memory"]
+    kept = not one["lost"] and not one["twice"] and one["id"] <= MAX_ID and one["let_in"]
+    judged = {
+        "latency": one["ratio"] <= MAX_RATIO,
+        "loop": one["callback"] is not None and one["callback"] <= MAX_CALLBACK_MS,
+        "memory": most <= idle + MEMORY + MAX_BESIDE,
+        "records": kept and one["back"] == ["200"],
+        "bounds": all(
+            one["counts"].get(name, 0) <= most for name, most in ATTACKS[attack].bounds.items()
+        ),
+    }
+    return [name for name, met in judged.items() if not met]
+
+
+def as_markdown(facts: Mapping[str, Any], runs: Mapping[tuple[str, str], Sequence[Summary]]) -> str:
+    """Return the page of a run.
+
+    Args:
+        facts: The machine and the versions.
+        runs: By attack and gateway.
+    """
+    told = ", ".join(f"{name} {value}" for name, value in facts.items() if name != "date")
+    lines = [f"# Attacks, {facts.get('date', '')}", "", f"{told}.", "", LEGEND, ""]
+    lines += ["| " + " | ".join(COLUMNS) + " |", "|---|---|" + "---:|" * (len(COLUMNS) - 2)]
+    summaries = {key: summarize(each) for key, each in runs.items() if each}
+    lines += [_line(*key, one) for key, one in summaries.items()]
+    lines += [
+        "",
+        *(f"- `{name}`: {ATTACKS[name].what}" for name in dict.fromkeys(a for a, _ in runs)),
+    ]
+    lines += ["", *_remarks(summaries)]
+    return "\n".join(lines) + "\n"
+
+
+def _line(attack: str, gateway: str, one: Mapping[str, Any]) -> str:
+    times = [one[name] for name in ("ratio", "idle p50", "idle p99", "p50", "p99", "max")]
+    callback = "" if one["callback"] is None else rounded(one["callback"])
+    cores = [rounded(one["cpu"]), f"{one['cpu_idle']:.0%}", f"{one['cpu_after']:.0%}"]
+    sizes = [f"{each / 2**20:,.0f}" for each in one["memory"]]
+    sent = [f"{one[name]:,}" for name in ("lost", "twice", "begin", "id")]
+    back = ", ".join(one["back"]) or "no"
+    cells = [attack, gateway, *map(rounded, times), callback, *cores, *sizes, *sent, back]
+    return "| " + " | ".join([*cells, ", ".join(missed(attack, one)) or "none"]) + " |"
+
+
+def _remarks(summaries: Mapping[tuple[str, str], Mapping[str, Any]]) -> Iterator[str]:
+    for (attack, gateway), one in summaries.items():
+        counted = ", ".join(f"{name} {count:,.0f}" for name, count in one["counts"].items())
+        yield f"- {attack}, {gateway}: {one['n']} runs; {counted}; longest: {one['name'] or 'none'}"
+        for note in one["notes"]:
+            yield f"  - {note}"

@@ -1,0 +1,101 @@
+"""Every attack runs, in a size too small to cost anything, and gives all of its figures."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.attacks import __main__ as program
+from bench.attacks import report
+from bench.attacks.catalog import ATTACKS
+from bench.attacks.measure import Measured, Size, measure
+from bench.kafka import MockKafka
+from gateway.kafka.embedded import EmbeddedKafka
+
+ROOT = Path(__file__).parent.parent.parent
+TINY = Size(idle=0.3, settle=0.1, within=30, seconds=0.3, tiny=True)
+FACTS = {"date": "today", "kafka": "4"}
+
+
+@pytest.fixture(scope="module")
+def mock() -> Iterator[MockKafka]:
+    with EmbeddedKafka() as embedded:
+        yield MockKafka(embedded)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_an_attack_runs_and_gives_its_figures(mock: MockKafka, name: str):
+    found = await measure(mock, (name, ATTACKS[name]), ROOT, TINY)
+    assert found.idle and found.attacked
+    assert found.cpu > 0 and found.cpu_idle > 0
+    assert found.callback is not None
+    assert min(found.memory) > 1 << 20
+    assert found.counts, found.notes
+    assert len(found.back) == 2, found.notes
+
+
+def measured(**other: object) -> dict[str, object]:
+    found = Measured(
+        idle=[0.001] * 100, attacked=[0.0015] * 100, callback=0.005, cpu=1.0, begin=160,
+        memory=(80 << 20, 100 << 20, 90 << 20), id_length=43, back=["200", "200"],
+    )  # fmt: skip
+    return {**found.summary(), **other}
+
+
+def test_goals_that_were_missed_are_named():
+    assert report.missed("paths-long", report.summarize([measured()])) == []
+    slow = {"p50": 1.0, "p99": 3.0, "max": 4.0, "n": 100}
+    for goal, other in {
+        "latency": {"attacked": slow},
+        "loop": {"callback": 0.03},
+        "memory": {"memory": (80 << 20, 300 << 20, 90 << 20)},
+        "records": {"lost": 1},
+    }.items():
+        assert report.missed("paths-long", report.summarize([measured(**other)])) == [goal]
+
+
+def test_an_attacker_that_was_given_more_than_its_bounds_is_told():
+    counts = {"guesses answered": 3000.0}
+    one = report.summarize([measured(counts=counts)])
+    assert report.missed("guesses-message", one) == ["bounds"]
+
+
+def test_a_gateway_that_did_not_live_to_tell_has_missed_the_loop():
+    assert report.missed("paths-long", report.summarize([measured(callback=None)])) == ["loop"]
+
+
+def test_a_page_has_a_line_for_each_attack_and_gateway():
+    runs = {("paths-long", name): [measured()] for name in ("before", "after")}
+    page = report.as_markdown(FACTS, runs)
+    for name in ("before", "after"):
+        assert f"| paths-long | {name} | 1.5 | 1 | 1 |" in page
+
+
+def test_checkouts_are_attacked_in_turns_and_what_was_found_is_kept(monkeypatch, tmp_path: Path):
+    came: list[str] = []
+
+    def attack_once(_: object, name: str, checkout: Path) -> Measured:
+        came.append(checkout.name)
+        return Measured(idle=[0.001], attacked=[0.002], begin=1, memory=(1, 1, 1))
+
+    monkeypatch.setattr(program, "attack_once", attack_once)
+    monkeypatch.setattr(program, "real_kafka", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(program.machine, "settle", lambda: None)
+    checkouts = {"a": Path("a"), "b": Path("b")}
+    program.attack_all(["paths-long"], checkouts, 2, FACTS, tmp_path)
+    assert came == ["a", "b", "a", "b"]
+    kept = [json.loads(line) for line in (tmp_path / "runs.jsonl").read_text().splitlines()]
+    assert [line["gateway"] for line in kept] == came
+    assert "| paths-long | b |" in (tmp_path / "table.md").read_text()
+
+
+def test_a_folder_without_a_gateway_is_refused(tmp_path: Path):
+    app = program.typer.Typer()
+    app.command()(program.main)
+    said = CliRunner().invoke(app, ["--dry", "--gateway", str(tmp_path)])
+    assert said.exit_code == 2 and "no checkout" in said.output
