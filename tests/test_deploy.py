@@ -106,7 +106,7 @@ async def test_behind_nginx_events_come_at_once_and_a_restart_loses_none(
 async def test_behind_nginx_the_id_of_2000_partitions_comes_through(
     embedded: EmbeddedKafka, tmp_path: Path
 ):
-    embedded.create_topic("orders", 1)
+    embedded.create_topic("orders", 2000)
     async with running_gateway(config_for(embedded.bootstrap, ["orders"])) as gateway:
         async with RawClient(f"{gateway.base_url}/events/orders") as client:
             await client.wait(1)

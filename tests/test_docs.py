@@ -44,7 +44,7 @@ PAGES = [
     for name in (
         "README.md", "gateway/README.md", "gateway/sidecar/README.md", "gateway/pipeline/README.md",
         "examples/README.md", "examples/pipeline/README.md", "deploy/README.md",
-        "bench/README.md", "CHANGELOG.md",
+        "bench/README.md", "CHANGELOG.md", "SECURITY.md", "docs/threat-model.md",
     )
 ]  # fmt: skip
 README = PAGES[0].read_text()
@@ -349,7 +349,7 @@ def test_every_reason_of_an_end_is_in_the_table():
 def titles() -> Iterator[str]:
     """Of all errors that a message over WebSocket may be answered with."""
     makes = ("RequestError", "BadMessage")
-    beside = ("transport", "head", "discovery/__init__")  # of HTTP alone
+    beside = ("transport", "head", "discovery/__init__", "hosts")  # of HTTP alone
     beside += ("exchange", "latest", "post", "renewal", "reply")
     apart = {ROOT / "gateway" / "web" / f"{name}.py" for name in beside}
     apart |= {ROOT / "gateway" / "hub" / "documents.py", *ROOT.glob("gateway/web/admin/*.py")}
@@ -358,7 +358,7 @@ def titles() -> Iterator[str]:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in makes:
                 texts = [a.value for a in node.args if isinstance(a, ast.Constant)]
                 yield from [text for text in texts if isinstance(text, str)][:1]
-    yield from ("Busy", "Idempotency key reused", "Guard unavailable", "Paused")
+    yield from ("Busy", "Idempotency key reused", "Guard unavailable", "Paused", "Rate limited")
 
 
 def test_every_code_of_an_error_over_websocket_is_in_its_table():
@@ -484,3 +484,10 @@ async def test_the_page_that_keeps_a_table_does_so_over_a_restart(embedded: Embe
 def test_every_exit_code_is_explained(code: int):
     assert str(code) in [row[0] for row in table("Exit codes")]
     assert str(code) in options_of()
+
+
+def test_every_line_of_the_threat_model_names_tests_that_exist():
+    shown = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/threat-model.md").read_text())
+    assert len(shown) > 40
+    for path, name in shown:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), name

@@ -292,7 +292,7 @@ async def test_a_thousand_streams_are_listed_while_others_have_their_turn(kafka:
         for n in range(1000):
             reader, writer = await asyncio.open_connection(host, int(port))
             stack.callback(writer.close)
-            asked = f"GET /open/{n} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            asked = f"GET /open/{n} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
             writer.write(asked.encode())
             await reader.readuntil(b"event: begin")
         http = await stack.enter_async_context(operator(gateway))

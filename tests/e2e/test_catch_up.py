@@ -110,7 +110,9 @@ async def _stream(stack: AsyncExitStack, gateway: Gateway) -> asyncio.StreamRead
     """Behind the head and the first chunk, which is the first block."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     stack.callback(writer.close)
-    writer.write(b"GET /events/orders HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n")
+    writer.write(
+        b"GET /events/orders HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
+    )
     await reader.readuntil(b"\r\n\r\n")
     first = await reader.readexactly(int(await reader.readline(), 16) + 2)
     assert first.startswith(b"retry:") and b"event: begin" in first

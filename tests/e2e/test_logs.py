@@ -88,3 +88,20 @@ async def test_each_worker_names_itself(kafka: EmbeddedKafka):
         started = [each for each in objects(gateway) if "startup complete" in each["message"]]
         assert sorted(each["worker"] for each in started) == [1, 2]
         assert "s3cret" not in gateway.log
+
+
+async def test_a_path_forges_no_line(kafka: EmbeddedKafka):
+    """With --debug web a path with %0a in it wrote lines of its own, those of operators too, and
+    with %1b it moved the cursor of whoever read them."""
+    routes = [{"when": [{"path": "/own/{id}"}], "with": {"topic": "orders"}}]
+    made = config_for(kafka.bootstrap, ["orders"], routes)
+    forged = "2026-11-22 10:00:00,000 INFO gateway.web.admin: admin: revoke"
+    async with running_gateway(made, arguments=["--debug", "web"]) as gateway:
+        async with httpx.AsyncClient(trust_env=False, timeout=WITHIN) as http:
+            for odd in ("%0a", "%0d", "%1b[2J", "%e2%80%a8", "%c2%85", "%e2%80%ae"):
+                path = f"/own/a{odd}{forged.replace(' ', '%20')}?until=latest"
+                assert (await http.get(f"{gateway.base_url}{path}")).status_code == 200
+        await until(lambda: gateway.log.count("admin: revoke") >= 6, "it is logged", WITHIN)
+        log = gateway.log
+    assert not [line for line in log.splitlines() if line.startswith(forged)]
+    assert all(char == "\n" or char.isprintable() for char in log)

@@ -40,6 +40,7 @@ TOPICS = {
     "large": 1,
     "ended": 1,
     "prices": 2,
+    "past": 1,
     "page": 1,
     "table": 2,
 }
@@ -56,6 +57,7 @@ def gateway(kafka: EmbeddedKafka) -> Iterator[Gateway]:
         "large": {"topic": "large", "maxRate": "5/h", "slowClient": "skip"},
         "ended": {"topic": "ended", "maxRate": "5/h", "slowClient": "disconnect"},
         "prices": {"topic": "prices", "maxRate": "60/s", "slowClient": "conflate"},
+        "past": {"topic": "past", "maxRate": "60/s", "slowClient": "conflate"},
         "page": {"topic": "page", "maxRate": "7/h"},
         "snapshot": {"topic": "table", "maxRate": "20/s", "mode": "snapshot"},
         "interval": {"topic": "table", "maxRate": "20/s", "interval": "50ms"},
@@ -133,6 +135,19 @@ async def test_one_that_may_skip_is_told_what_it_did_not_get(gateway: Gateway, o
         gaps = [each for each in heard(client.events) if isinstance(each, GapEvent)]
         assert {gap.reason for gap in gaps} == {"skipped"}
         assert all(gap.start >= 5 for gap in gaps)
+
+
+async def test_one_that_may_be_conflated_is_so_while_it_catches_up(
+    kafka: EmbeddedKafka, gateway: Gateway
+):
+    """It was sent each record of the past, and lagged further and further where more were written
+    than its rate allows."""
+    count = 3000  # more than it could be sent before it is waited for no longer
+    sent = [Sent(b"%d" % n, b"price-%d" % (n % 3)) for n in range(count)]
+    await produce(kafka.bootstrap, "past", sent)
+    async with RawClient(f"{gateway.base_url}/past?from=earliest") as client:
+        await client.wait(lambda events: known(events) == written(sent), WITHIN)
+        assert len(records(client.events)) < count / 3
 
 
 async def test_one_that_may_not_be_slow_is_ended(gateway: Gateway, oracle: Oracle):

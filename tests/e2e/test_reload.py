@@ -265,7 +265,7 @@ class Light:
     async def read(self, port: int, path: str) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         try:
-            asked = f"GET {path} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n"
+            asked = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
             writer.write(asked.encode())
             while piece := await reader.read(1 << 16):
                 self.body += piece

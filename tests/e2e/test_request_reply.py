@@ -42,7 +42,12 @@ GUARDS = {
         "type": "inline",
         "credentials": {"headers": {"authorization": "Bearer {credentials}"}},
         "users": {"ada": {"token": "of-ada"}, "bob": {"token": "of-bob"}},
-    }
+    },
+    "partner": {
+        "type": "inline",
+        "credentials": {"headers": {"authorization": "Bearer {credentials}"}},
+        "users": {"ada": {"token": "of-another-ada"}},
+    },
 }
 
 
@@ -61,6 +66,9 @@ ROUTES = [
            timeout="300ms"),
     {**asking("/mine/{id}", **{"async": {"location": "/mine/${params.id}/of/${correlationId}"}}),
      "guarded": {"dev": []}},
+    {**asking("/theirs/{id}", **{
+        "async": {"location": "/theirs/${params.id}/of/${correlationId}"},
+    }), "guarded": {"partner": []}},
 ]  # fmt: skip
 
 
@@ -239,7 +247,25 @@ async def test_nobody_is_told_the_reply_of_another(gateway: Gateway):
         assert (await ada.get(gone)).status_code == 410
         same = {"Idempotency-Key": "of-both"}
         assert (await ada.post("/mine/1", content=b"1", headers=same)).status_code == 200
-        assert (await bob.post("/mine/1", content=b"1", headers=same)).status_code == 422
+        assert (await bob.post("/mine/1", content=b"1", headers=same)).status_code == 200
+
+
+async def test_a_reply_is_of_a_route_too_and_its_guards(gateway: Gateway):
+    """Whose a reply is was 64 bits of the identity alone: two routes with the topic of replies in
+    common, and guards that both know an ada, told the one's reply to the other, which could guess
+    the id from an Idempotency-Key."""
+    async with (
+        browsing(gateway, authorization="Bearer of-ada") as ada,
+        browsing(gateway, authorization="Bearer of-another-ada") as other,
+    ):
+        later = {**ASYNC, "Idempotency-Key": "1"}
+        answer = await ada.post("/mine/1", content=b"secret", headers=later)
+        location = answer.headers["location"]
+        assert (await ada.get(location, headers={"Prefer": "wait=60"})).text == "secret"
+        theirs = location.replace("/mine/", "/theirs/")
+        assert (await other.get(theirs, headers={"Prefer": "wait=1"})).status_code == 404
+        own = await other.post("/theirs/1", content=b"own", headers=later)
+        assert own.headers["location"].rpartition(".")[0] != theirs.rpartition(".")[0]
 
 
 async def test_the_names_of_the_headers_are_the_routes(gateway: Gateway, service: Service):

@@ -320,6 +320,42 @@ async def test_starts_and_ends_are_what_the_query_says(
         assert len(await got(both, last_event_id=later)) == all_ - 10
 
 
+async def test_after_a_restart_kafka_tells_how_far_back_a_token_goes(
+    kafka: Broker, topic: Callable[..., str]
+) -> None:
+    """A client of a route without history goes on exactly where it was cut off, within
+    `tokens.resume` by the records' own time, and no further back."""
+    name = topic(partitions=2)
+    now = int(time.time() * 1000)
+    public = {
+        "when": [{"path": "/public"}],
+        "with": {"topic": name, "format": "envelope", "history": "none"},
+    }
+    made = config_for(kafka.servers, [name], [*routes(name), public], tokens={"resume": "30m"})
+    async with Oracle(kafka.servers) as oracle, running_gateway(made) as gateway:
+        url = f"{gateway.base_url}/public"
+        async with listening(Hasty(url)) as (client,):
+            before = client.last_event_id
+        await oracle.produce(name, 3, partition=0, timestamp=now - 7200_000)
+        async with listening(Hasty(f"{gateway.base_url}/records/{name}?from=earliest")) as (wide,):
+            await wide.wait(lambda events: len(records(events)) == 3)
+        recent = wide.last_event_id
+        missed = [await oracle.produce(name, 4, partition=p, timestamp=now - 1000) for p in (0, 1)]
+        await gateway.restart()
+        async with listening(Hasty(url, last_event_id=recent)) as (again,):
+            await again.wait(lambda events: len(records(events)) == 8)
+            got = [(each.tp, each.offset) for each in records(again.events)]
+            assert sorted(got) == sorted((each.tp, each.offset) for some in missed for each in some)
+            assert not told(again, "gap")
+        async with RawClient(url, last_event_id=before) as program:
+            await program.until_closed()
+            assert program.responses[0].status == 403
+        async with listening(Hasty(url, last_event_id=before)) as (browser,):
+            assert told(browser, "gap")[0]["reason"] == "position-refused"
+            await oracle.produce(name, 1)
+            await browser.wait(lambda events: len(records(events)) == 1)
+
+
 async def test_a_token_that_cannot_be_used_is_never_silently_replayed(
     kafka: Broker, topic: Callable[..., str]
 ) -> None:

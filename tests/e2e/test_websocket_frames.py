@@ -100,7 +100,7 @@ def test_pages_of_other_sites_are_refused(gateway: Gateway):
     with Socket(gateway.port) as socket:
         socket.send(handshake("/ws", b"Origin: https://evil.example", b"Cookie: session=1"))
         assert socket.last_answer().problem["status"] == 403
-    with Socket.open(gateway.port, "/ws", b"Origin: http://test") as socket:
+    with Socket.open(gateway.port, "/ws", b"Origin: http://localhost") as socket:
         assert answers(socket)
 
 

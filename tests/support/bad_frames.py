@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[int, bytes]] = {
     "subprotocol with a space": (400, handshake("/ws", b"Sec-WebSocket-Protocol: a b")),
     "empty subprotocol": (400, handshake("/ws", b"Sec-WebSocket-Protocol: ")),
     "two upgrades": (426, handshake("/ws", b"Upgrade: websocket")),
-    "no Host": (400, handshake().replace(b"Host: test\r\n", b"")),
+    "no Host": (400, handshake().replace(b"Host: localhost\r\n", b"")),
     "two Hosts": (400, handshake("/ws", b"Host: b")),
     "header too large": (431, handshake("/ws", b"X: " + b"a" * 70_000)),
     "long request line": (414, handshake("/ws?" + "a" * 70_000)),

@@ -32,7 +32,9 @@ class LineParser(Parser):
         name = next(iter(told)).removeprefix("@")
         assert next(iter(told)) != name, f"not a line with positions: {line:.200}"
         assert not told.keys() - {f"@{name}", "@position"}, line
-        at = told.get("@position") or told[f"@{name}"].pop("position", "")
+        at = told.get("@position", "")
+        if name != "record":  # which may be text, and is as it is; not each has a position
+            at = at or told[f"@{name}"].pop("position", "")
         self.last_event_id = at or self.last_event_id
         data = "{}" if name == "position" else json.dumps(told[f"@{name}"])
         if name == "record":

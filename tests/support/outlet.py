@@ -9,6 +9,8 @@ from typing import Any
 class Outlet:
     """Takes `room` bytes, and is full then."""
 
+    transport = None
+
     def __init__(self, room: float = float("inf")) -> None:
         self.got: list[bytes] = []
         self.room = room

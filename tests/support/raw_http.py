@@ -153,7 +153,7 @@ def get(target: str | bytes = "/", *headers: bytes, method: str = "GET") -> byte
     """A correct request with these header lines besides Host."""
     if isinstance(target, str):
         target = target.encode()
-    lines = [method.encode() + b" " + target + b" HTTP/1.1", b"Host: test", *headers, b"", b""]
+    lines = [method.encode() + b" " + target + b" HTTP/1.1", b"Host: localhost", *headers, b"", b""]
     return b"\r\n".join(lines)
 
 

@@ -1,0 +1,166 @@
+"""How often somebody may try to be let in: each attempt counts, whatever the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest_asyncio
+from support.brokers import embedded_kafka
+from support.gateways import Gateway, config_for, running_gateway
+from support.in_process import in_process
+from support.multiplex import Multiplex
+from support.operator import ADMIN, operator
+from websockets.exceptions import ConnectionClosed
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+kafka = embedded_kafka({"orders": 1})
+
+BURST = 30
+PATH = "/events/orders"
+SHOP = "https://shop.example"
+
+
+def config_of(kafka: EmbeddedKafka, **listen: Any) -> dict[str, Any]:
+    routes = [
+        {
+            "when": [{"path": PATH}],
+            "guarded": {"users": []},
+            "with": {"topic": "orders", "produce": True},
+        }
+    ]
+    guards = {"users": {"type": "inline", "users": {"ada": {"token": "token-of-ada"}}}}
+    return config_for(kafka.bootstrap, ["orders"], routes, guards=guards, listen=listen)
+
+
+@pytest_asyncio.fixture
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+    shops = {"policy": "cross-origin", "allow": {"origins": [SHOP]}}
+    limits = {"rate": "1/m", "burst": BURST}
+    listen = {"forwarded": True, "limits": limits, "access-control": shops}
+    admin = {**ADMIN, "guarded": {"users": []}}
+    async with running_gateway({**config_of(kafka, **listen), "admin": admin}) as running:
+        yield running
+
+
+def of(address: str, token: str | None = None) -> dict[str, str]:
+    own = {"X-Forwarded-For": address}
+    return own if token is None else {**own, "Authorization": f"Bearer {token}"}
+
+
+async def statuses(gateway: Gateway, method: str, path: str, headers: dict[str, str]) -> list[int]:
+    async with httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http:
+        return [
+            (await http.request(method, path, headers=headers)).status_code
+            for _ in range(BURST + 10)
+        ]
+
+
+async def test_each_request_counts_whatever_it_asks_for(gateway: Gateway):
+    """Renewals of tokens, OPTIONS and preflights were not counted: 100 of 100 were answered."""
+    preflight = {"Origin": SHOP, "Access-Control-Request-Method": "GET"}
+    for n, (method, path, headers, status) in enumerate(
+        [
+            ("GET", PATH, of("", "wrong"), 401),
+            ("POST", "/streams/abcdefghijklmnopqrstuv/token", of("", "wrong"), 404),
+            ("OPTIONS", PATH, of(""), 204),
+            ("OPTIONS", PATH, preflight, 200),
+        ]
+    ):
+        headers = {**headers, **of(f"192.0.2.{n + 1}")}
+        got = await statuses(gateway, method, path, headers)
+        assert got == [status] * BURST + [429] * 10, (method, path)
+
+
+async def test_pages_health_and_unknown_paths_do_not_count(gateway: Gateway):
+    for path, status in (("/", 200), ("/health/live", 200), ("/nowhere", 404)):
+        assert set(await statuses(gateway, "GET", path, of("192.0.2.1"))) == {status}
+
+
+async def guess(url: str, address: str, guesses: int) -> Multiplex:
+    """On one socket, one token after the other, the last one right, and a ping between."""
+    socket = Multiplex(url, additional_headers=of(address))
+    async with socket:
+        try:
+            for n in range(guesses):
+                jwt = "token-of-ada" if n == guesses - 1 else f"wrong-{n}"
+                await socket.say("token", jwt=jwt)
+                await socket.say("subscribe", id=f"{n}", path=PATH)
+                await socket.say("ping")
+        except ConnectionClosed:
+            pass
+        await socket.closed()
+    assert not [each for each in socket.said if each["type"] == "begin"]
+    return socket
+
+
+def tried(socket: Multiplex) -> int:
+    return sum(each.get("code") == "unauthorized" for each in socket.said)
+
+
+async def test_nobody_guesses_tokens_on_sockets(gateway: Gateway):
+    """A socket could try 3,000 tokens in a second, since messages counted as nothing."""
+    sockets = [await guess(gateway.base_url, "192.0.2.1", 1500) for _ in range(3)]
+    assert {socket.code for socket in sockets} <= {1008, 1013}
+    assert 0 < sum(map(tried, sockets)) <= BURST
+    errors = [each for each in sockets[-1].said if each["type"] == "error"]
+    assert {each["code"] for each in errors} == {"busy"}, "its handshake is too many by then"
+
+
+async def test_a_socket_that_tells_one_wrong_token_after_the_other_is_closed(kafka: EmbeddedKafka):
+    """Also without a rate: what could be read and not be done never closed a socket."""
+    async with in_process(config_of(kafka)) as (url, _):
+        socket = await guess(url, "192.0.2.1", 200)
+    assert (socket.code, tried(socket)) == (1008, 16)
+
+
+async def test_a_produce_with_a_wrong_token_is_an_attempt(gateway: Gateway):
+    """A record asks guards as a subscription does; it counted as nothing either."""
+    async with Multiplex(gateway.base_url, additional_headers=of("192.0.2.1")) as socket:
+        for n in range(1000):
+            try:
+                await socket.say("token", jwt=f"wrong-{n}")
+                await socket.say("produce", id=f"{n}", path=PATH, value=n)
+            except ConnectionClosed:
+                break
+        assert await socket.closed() in (1008, 1013)
+        assert sum(each.get("code") == "unauthorized" for each in socket.said) <= BURST
+
+
+async def test_a_page_may_open_all_its_streams_and_renew_its_token(gateway: Gateway):
+    headers = of("192.0.2.1", "token-of-ada")
+    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
+        for n in range(100):
+            await socket.say("subscribe", id=f"{n}", path=PATH)
+        for n in range(100):
+            await socket.next(f"{n}", "begin")
+        for n in range(5):
+            await socket.say("token", jwt="token-of-ada")
+            await socket.next(None, "renewed", n)
+
+
+async def test_one_who_asks_beyond_the_rate_is_told_when_to_come_back(gateway: Gateway):
+    headers = of("192.0.2.1", "token-of-ada")
+    async with Multiplex(gateway.base_url, additional_headers=headers) as socket:
+        await socket.subscribe("a", PATH)
+        for _ in range(200):
+            try:
+                await socket.say("change", id="a", path=PATH)
+            except ConnectionClosed:
+                break
+        assert await socket.closed() == 1013
+        errors = [each for each in socket.said if each["type"] == "error"]
+        assert {each["code"] for each in errors} == {"rate-limited"}
+        assert all(isinstance(each["retryAfter"], int) for each in errors), json.dumps(errors[:1])
+
+
+async def test_operators_are_counted_apart_from_clients(gateway: Gateway):
+    """The port of operators let anybody try tokens as often as they liked."""
+    clients: Any = await statuses(gateway, "GET", PATH, of("127.0.0.1", "wrong"))
+    assert clients[-1] == 429
+    async with operator(gateway, of("127.0.0.1", "wrong")) as http:
+        tried = [(await http.get("/streams")).status_code for _ in range(BURST + 5)]
+    assert tried == [401] * BURST + [429] * 5

@@ -1,0 +1,209 @@
+"""If-Match holds whoever else writes the key through the same gateway, and however."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import httpx
+import pytest
+from support.brokers import embedded_kafka
+from support.gateways import Gateway, browsing, config_for, running_gateway
+from support.multiplex import Multiplex
+from support.workers import running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+kafka = embedded_kafka({"docs": 2, "plain": 1})
+
+WITHIN = 120.0
+SECONDS = 3.0  # for which they write
+BY_ID = [{"key": "${params.id}"}]
+
+
+def route(path: str, method: str, **options: Any) -> dict[str, Any]:
+    return {"when": [{"path": path, "method": method}], "with": {"topic": "docs", **options}}
+
+
+def routes(eu: bool = False) -> list[dict[str, Any]]:
+    filters = [{"key": "${params.id}", "value": {"/region": "eu"}}] if eu else BY_ID
+    return [
+        route("/items/{id}", "GET", capability="fetch", filters=filters),
+        route("/items/{id}", "PUT", capability="produce", key="${params.id}", filters=filters),
+        route("/any/{id}", "PUT", capability="produce", key="${params.id}"),
+        {"when": [{"path": "/all"}], "with": {"topic": "docs", "format": "envelope"}},
+        {
+            "when": [{"path": "/socket/{id}"}],
+            "with": {"topic": "docs", "produce": True},
+        },
+        {
+            "when": [{"path": "/lost/{id}"}],
+            "with": {
+                "capability": "produce", "topic": "docs", "key": "${params.id}", "acks": "none",
+            },
+        },
+    ]  # fmt: skip
+
+
+SIDECAR: dict[str, Any] = {"producer": {"valueFormat": "string"}}
+
+
+@asynccontextmanager
+async def serving(kafka: EmbeddedKafka, workers: bool = False) -> AsyncIterator[Gateway]:
+    config = config_for(kafka.bootstrap, ["docs"], routes(), sidecar=SIDECAR)
+    async with (running_workers if workers else running_gateway)(config) as gateway:
+        yield gateway
+
+
+class Plain:
+    """Writers without a condition, by each of the ways; they count what is taken."""
+
+    def __init__(self, gateway: Gateway, key: str) -> None:
+        self.gateway, self.key, self.written = gateway, key, 0
+        self._http: httpx.AsyncClient
+        self._socket: Multiplex
+
+    async def put(self) -> None:
+        answer = await self._http.put(f"/items/{self.key}", content=b"plain")
+        self.written += answer.status_code == 201
+
+    async def put_once(self) -> None:
+        once = {"Idempotency-Key": f"{self.key}-{self.written}"}
+        answer = await self._http.put(f"/items/{self.key}", content=b"plain", headers=once)
+        self.written += answer.status_code == 201
+
+    async def lose(self) -> None:
+        answer = await self._http.post(f"/lost/{self.key}", content=b"plain")
+        self.written += answer.status_code == 202
+
+    async def socket(self) -> None:
+        id = f"{self.written}"
+        path = f"/socket/{self.key}"
+        await self._socket.say("produce", id=id, path=path, key=self.key, value="plain")
+        await self._socket.wait(lambda: any(each.get("id") == id for each in self._socket.said))
+        self.written += 1
+
+    async def sidecar(self) -> None:
+        records = [{"key": self.key, "value": "plain"}, {"key": "another", "value": "plain"}]
+        answer = await self._http.post("/producers/docs", json={"records": records})
+        assert answer.status_code == 200, answer.text
+        self.written += 1
+
+    async def sidecar_v2(self) -> None:
+        key, value = (b64encode(each.encode()).decode() for each in (self.key, "plain"))
+        body = json.dumps({"records": [{"key": key, "value": value}]})
+        kind = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+        answer = await self._http.post("/topics/docs", content=body, headers=kind)
+        assert answer.status_code == 200, answer.text
+        self.written += 1
+
+    async def sidecar_lines(self) -> None:
+        lines = json.dumps({"key": self.key, "value": "plain"}).encode() + b"\n"
+        kind = {"Content-Type": "application/x-ndjson"}
+        answer = await self._http.post("/producers/docs", content=3 * lines, headers=kind)
+        assert answer.status_code == 200, answer.text
+        self.written += 1
+
+    async def write(self, way: Callable[[Plain], Awaitable[None]], until: float) -> None:
+        random = Random(5)
+        loop = asyncio.get_running_loop()
+        async with (
+            browsing(self.gateway) as self._http,
+            Multiplex(self.gateway.base_url) as self._socket,
+        ):
+            while loop.time() < until:
+                await way(self)
+                await asyncio.sleep(random.uniform(0, 0.02))
+
+
+async def compare(gateway: Gateway, key: str, until: float) -> list[tuple[int, int]]:
+    """What was compared with and what was written, by their offsets, of each that was let in."""
+    found: list[tuple[int, int]] = []
+    loop = asyncio.get_running_loop()
+    async with browsing(gateway) as http:
+        while loop.time() < until:
+            tag = (await http.get(f"/items/{key}")).headers["etag"]
+            answer = await http.put(f"/items/{key}", content=b"mine", headers={"If-Match": tag})
+            assert answer.status_code in (201, 412), answer.text
+            if answer.status_code == 201:
+                found.append((int(tag.strip('"').split(".")[1]), answer.json()["offset"]))
+    return found
+
+
+async def offsets(gateway: Gateway, key: str) -> list[int]:
+    """Of all records of the key."""
+    async with browsing(gateway) as http:
+        lines = {"Accept": "application/x-ndjson"}
+        text = (await http.get("/all?from=earliest&until=latest", headers=lines)).text
+    told = [json.loads(line) for line in text.splitlines()]
+    return [each["offset"] for each in told if "offset" in each and each.get("key") == key]
+
+
+async def lost_updates(
+    gateway: Gateway, key: str, *ways: Callable[[Plain], Awaitable[None]]
+) -> tuple[int, int, int]:
+    """Records that a conditional write passed over; conditional writes; plain ones."""
+    async with browsing(gateway) as http:
+        assert (await http.put(f"/items/{key}", content=b"first")).status_code == 201
+        assert (await http.get(f"/items/{key}")).status_code == 200
+    plain = [(way, Plain(gateway, key)) for way in ways]
+    until = asyncio.get_running_loop().time() + SECONDS
+    async with asyncio.timeout(WITHIN), asyncio.TaskGroup() as group:
+        compared = [group.create_task(compare(gateway, key, until)) for _ in range(2)]
+        for way, writer in plain:
+            group.create_task(writer.write(way, until))
+    pairs = [pair for task in compared for pair in task.result()]
+    there = await offsets(gateway, key)
+    passed = sum(before < each < after for before, after in pairs for each in there)
+    return passed, len(pairs), sum(writer.written for _, writer in plain)
+
+
+WAYS = [
+    Plain.put, Plain.put_once, Plain.lose, Plain.socket,
+    Plain.sidecar, Plain.sidecar_lines, Plain.sidecar_v2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_none_is_overwritten_that_was_not_compared_with(kafka: EmbeddedKafka, way: Any):
+    """A writer without a condition took no turn: what it wrote between the comparison and the
+    write of another was overwritten unseen, 87 times in 1,611."""
+    async with serving(kafka) as gateway:
+        passed, compared, plain = await lost_updates(gateway, way.__name__, way)
+        assert passed == 0
+        assert compared and plain, "neither was ever let in"
+
+
+async def test_whichever_workers_they_meet(kafka: EmbeddedKafka):
+    config = config_for(kafka.bootstrap, ["docs"], routes())
+    async with running_workers(config) as gateway:
+        ways = [Plain.put, Plain.socket, Plain.put_once]
+        passed, compared, plain = await lost_updates(gateway, "workers", *ways)
+        assert passed == 0
+        assert compared and plain
+
+
+async def test_it_compares_with_what_its_route_shows(kafka: EmbeddedKafka):
+    """The latest record of the key was compared with, whether or not the client may see it: with
+    the tag that it was given it could never write, and `*` told that there was one."""
+    config = config_for(kafka.bootstrap, ["docs"], routes(eu=True))
+    async with running_gateway(config) as gateway, browsing(gateway) as http:
+
+        async def put(region: str, path: str = "/items/shown", **headers: str) -> int:
+            return (await http.put(path, json={"region": region}, headers=headers)).status_code
+
+        assert await put("us", "/any/shown") == 201
+        assert (await http.get("/items/shown")).status_code == 404
+        assert await put("eu", **{"If-None-Match": "*"}) == 201
+        tag = (await http.get("/items/shown")).headers["etag"]
+        assert await put("us", "/any/shown") == 201
+        again = await http.get("/items/shown")
+        assert (again.json(), again.headers["etag"]) == ({"region": "eu"}, tag)
+        assert await put("eu", **{"If-None-Match": "*"}) == 412
+        assert await put("eu", **{"If-Match": tag}) == 201
+        assert await put("eu", **{"If-Match": tag}) == 412

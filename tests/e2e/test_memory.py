@@ -1,0 +1,171 @@
+"""The option `memory` holds, whatever clients ask for and do not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from support.brokers import embedded_kafka
+from support.clients.raw import RawClient
+from support.gateways import Gateway, browsing, config_for, running_gateway
+from support.multiplex import Multiplex
+from support.until import until
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+MIB = 1 << 20
+MEMORY = 16
+SLACK = 48  # MiB: connections, what each is being written, and what the allocator keeps
+SOCKETS, STREAMS = 3, 100
+RECORDS, SIZE = 1200, 1000
+BURST = 600  # in few turns: each is written to all streams of a socket, or to none once it is full
+
+kafka = embedded_kafka({"orders": 1})
+
+
+@asynccontextmanager
+async def serving(kafka: EmbeddedKafka, **more: Any) -> AsyncIterator[Gateway]:
+    """more: routes besides these, what stands in their `with` by their paths."""
+    routes = [
+        {"when": [{"path": "/orders"}], "with": {"topic": "orders", "clientFilters": True}},
+        {
+            "when": [{"path": "/own/{who}"}],
+            "with": {"topic": "orders", "filters": [{"key": "${params.who}"}]},
+        },
+        *({"when": [{"path": f"/{path}"}], "with": each} for path, each in more.items()),
+    ]
+    topics = ["orders", "others"] if "other" in more else ["orders"]
+    config = config_for(kafka.bootstrap, topics, routes, memory=f"{MEMORY}MiB")
+    async with running_gateway(config) as gateway:
+        yield gateway
+
+
+def write(kafka: EmbeddedKafka, count: int, topic: str = "orders") -> None:
+    producer = Producer({"bootstrap.servers": ",".join(kafka.bootstrap)})
+    for n in range(count):
+        producer.produce(topic, b"%d " % n + b"v" * SIZE, key=b"a")
+    producer.flush()
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        pytest.param(lambda n: {}, id="ids"),
+        pytest.param(lambda n: {"filter": {"key": {"in": ["a", f"x{n}"]}}}, id="filters"),
+    ],
+)
+async def test_subscriptions_that_nobody_reads_stay_within_the_memory(
+    kafka: EmbeddedKafka, choose: Any
+):
+    """Each subscription had a ring of 1 MiB to itself, by its id or by its filter: 300 of them
+    held hundreds of megabytes whatever `memory` said."""
+    async with serving(kafka) as gateway, AsyncExitStack() as stack:
+        idle = gateway.memory
+        sockets = [
+            await stack.enter_async_context(Multiplex(gateway.base_url, max_queue=1))
+            for _ in range(SOCKETS)
+        ]
+        for s, socket in enumerate(sockets):
+            for n in range(STREAMS):
+                await socket.say("subscribe", id=f"{s}-{n}", path="/orders", **choose(1000 * s + n))
+            await socket.wait(lambda socket=socket: len(socket.said) >= STREAMS)
+            socket.reading.clear()
+        live = await stack.enter_async_context(RawClient(f"{gateway.base_url}/own/a"))
+        most = 0
+        for batch in range(0, RECORDS, BURST):
+            write(kafka, BURST)
+            await until(lambda batch=batch: len(live.events) > batch + BURST, within=60.0)
+            most = max(most, gateway.memory)
+        assert len(live.events) == 1 + RECORDS  # a client that reads has lost nothing
+        assert most - idle < (MEMORY + SLACK) * MIB
+
+        socket = sockets[0]
+        socket.reading.set()
+        await socket.wait(lambda: min(socket.tally[f"0-{n}"] for n in range(STREAMS)) >= RECORDS)
+        for n in range(STREAMS):  # and nor has one that reads again
+            said = [int(value.split()[0]) for value in socket.records(f"0-{n}")]
+            assert said == [n % BURST for n in range(RECORDS)]
+
+
+async def test_clients_who_come_when_the_memory_is_used_up_are_told_to_come_back(
+    kafka: EmbeddedKafka,
+):
+    """What clients ask for is held for them, and was not counted."""
+    async with serving(kafka) as gateway, AsyncExitStack() as stack:
+        clients: list[RawClient] = []
+
+        async def is_full() -> bool:
+            async with browsing(gateway) as client:
+                answer = await client.get("/orders", params={"until": "latest"})
+            return answer.status_code == 503
+
+        for n in range(1000):
+            path = f"/own/{n}-{'x' * 50_000}"
+            clients.append(await stack.enter_async_context(RawClient(gateway.base_url + path)))
+            if n % 10 == 0 and await is_full():
+                break
+            await asyncio.sleep(0)
+        assert await is_full()
+        assert len(clients) < 200
+        async with browsing(gateway) as client:
+            answer = await client.get("/orders")
+            assert answer.status_code == 503
+            assert answer.json()["title"] == "Busy"
+            assert int(answer.headers["retry-after"]) >= 1
+        async with Multiplex(gateway.base_url) as socket:
+            await socket.say("subscribe", id="a", path="/orders")
+            error = await socket.next("a", "error")
+            assert error["code"] == "busy"
+        await stack.aclose()
+        event_source = {"accept": "text/event-stream", "sec-fetch-mode": "cors"}
+        # One that comes as a browser does tries again by itself.
+        async with RawClient(f"{gateway.base_url}/orders", headers=event_source) as client:
+            await until(lambda: client.events and client.events[-1]["event"] == "begin")
+
+
+@pytest.mark.parametrize("slow", ["skip", "disconnect"])
+async def test_a_client_that_reads_is_not_slow_because_others_use_the_memory(
+    kafka: EmbeddedKafka, slow: str
+):
+    """Chunks were dropped within the turn that brought them, and clients that had no chance to
+    take them skipped records or were disconnected."""
+    route = {"topic": "orders", "slowClient": slow, "filters": [{"key": {"exists": True}}]}
+    async with serving(kafka, victim=route) as gateway, AsyncExitStack() as stack:
+        socket = await stack.enter_async_context(Multiplex(gateway.base_url))
+        for n in range(STREAMS):
+            choice = {"filter": {"key": {"in": ["a", f"x{n}"]}}}
+            await socket.say("subscribe", id=f"{n}", path="/orders", **choice)
+        await socket.wait(lambda: len(socket.said) >= STREAMS)
+        client = await stack.enter_async_context(RawClient(f"{gateway.base_url}/victim"))
+        await until(lambda: client.events)
+        for burst in range(3):
+            write(kafka, 60)
+            await until(lambda burst=burst: len(client.events) > 60 * (burst + 1))
+        assert {each["event"] for each in client.events} == {"begin", "message"}
+        assert len(client.events) == 181
+
+
+async def test_clients_that_read_nothing_keep_nobody_from_reading(kafka: EmbeddedKafka):
+    """Records that had been read for them filled their share of the memory, and nobody else was
+    read anything from Kafka until they left."""
+    kafka.create_topic("others", 1)
+    for topic in ("orders", "others"):
+        write(kafka, 3000, topic)
+    other = {"topic": "others"}
+    async with serving(kafka, other=other) as gateway, AsyncExitStack() as stack:
+        for n in range(16):
+            held = RawClient(f"{gateway.base_url}/orders?from=earliest&n={n}", receive_buffer=4096)
+            await stack.enter_async_context(held)
+            held.hold()
+        for _ in range(3):
+            async with browsing(gateway) as client:
+                answer = await client.get(
+                    "/other",
+                    params={"from": "earliest", "until": "latest"},
+                    headers={"accept": "application/x-ndjson"},
+                )
+            assert answer.text.count(" v") == 3000

@@ -1,0 +1,97 @@
+"""How long a token is good: what it says itself, within what a gateway can tell, and no longer
+than its guard allows where it says nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from support.brokers import embedded_kafka
+from support.clients.raw import RawClient
+from support.gateways import Gateway, config_for, running_gateway
+from support.issuer import Issuer
+from support.multiplex import Multiplex
+from support.operator import ADMIN, listed, operator
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+kafka = embedded_kafka({"orders": 1})
+
+ISSUER = Issuer()
+WITHIN = 60.0
+LIFETIME_S = 2
+
+
+@pytest_asyncio.fixture
+async def gateway(kafka: EmbeddedKafka) -> AsyncIterator[Gateway]:
+    own = {"type": "jwt", "keys": ISSUER.jwks, "challenge": "0s"}
+    guards = {
+        "plain": own,
+        "short": {**own, "maxLifetime": f"{LIFETIME_S}s"},
+        "dated": {**own, "requireExpiry": True},
+    }
+    routes = [
+        {"when": [{"path": f"/{name}"}], "guarded": {name: []}, "with": {"topic": "orders"}}
+        for name in guards
+    ]
+    config = config_for(kafka.bootstrap, ["orders"], routes, guards=guards, admin=ADMIN)
+    async with running_gateway(config) as running:
+        yield running
+
+
+def bearer(**claims: Any) -> dict[str, str]:
+    return {"Authorization": f"Bearer {ISSUER.token(**claims)}"}
+
+
+async def test_an_end_that_no_calendar_has_spoils_nobodys_list(gateway: Gateway):
+    """One client whose token ended behind the year 9999 took the list of streams from all
+    operators."""
+    ends = [2**63 - 1, 10**300, 1.5e300, 253_402_300_800]
+    clients = [RawClient(f"{gateway.base_url}/plain", headers=bearer(exp=exp)) for exp in ends]
+    async with asyncio.TaskGroup() as group:
+        for client in clients:
+            group.create_task(client.__aenter__())
+    try:
+        for client in clients:
+            await client.wait(1, WITHIN)
+        async with operator(gateway) as http:
+            streams = await listed(http)
+        assert [each["expires"] for each in streams] == ["9999-12-31T23:59:59+00:00"] * len(ends)
+    finally:
+        for client in clients:
+            await client.__aexit__(None, None, None)
+
+
+async def test_the_stream_of_a_token_without_an_end_has_one(gateway: Gateway):
+    """Such a token was good for ever, and so was its stream."""
+    began = time.time()
+    async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
+        answer = await http.get(f"{gateway.base_url}/short", headers=bearer(exp=None))
+    assert time.time() - began >= LIFETIME_S
+    assert answer.status_code == 200
+    assert '"token-expired"' in answer.text.strip().splitlines()[-1]
+    async with Multiplex(gateway.base_url, additional_headers=bearer(exp=None)) as socket:
+        await socket.subscribe("a", "/short")
+        assert (await socket.next("a", "end"))["reason"] == "token-expired"
+
+
+@pytest.mark.parametrize(
+    ("path", "claims", "status"),
+    [
+        ("/short", {"exp": None, "iat": int(time.time()) - 3600}, 401),
+        ("/plain", {"exp": None, "iat": int(time.time()) - 90_000}, 401),
+        ("/plain", {"exp": None, "iat": int(time.time()) - 3600}, 200),
+        ("/dated", {"exp": None}, 401),
+        ("/dated", {}, 200),
+    ],
+)
+async def test_who_is_let_in(gateway: Gateway, path: str, claims: dict[str, Any], status: int):
+    async with httpx.AsyncClient(timeout=WITHIN, trust_env=False) as http:
+        url = f"{gateway.base_url}{path}?until=latest"
+        answer = await http.get(url, headers=bearer(**claims))
+        assert answer.status_code == status, answer.text

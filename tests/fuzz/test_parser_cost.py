@@ -1,0 +1,407 @@
+"""Every parser of bytes from outside, with the dearest input there is as long as it may be.
+
+A quarter of it must take no less than an eighth of the time (`QUADRATIC`): the work is linear. And
+all of it takes at most `TURNS` turns of an empty loop, 20 ms where a turn is 20 ns, or what its
+case says. Who adds a parser adds its case.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import httptools
+import pytest
+from starlette.requests import Request
+from support.budgets import QUADRATIC, growth, turns
+from support.raw_websocket import BINARY, CONT, TEXT, frame, squeezed
+from support.record_sets import Item, batch
+
+from gateway.config.expression import closest
+from gateway.config.filters import fields_of, filters_of
+from gateway.config.short import Short, merged
+from gateway.core.filters import path_of
+from gateway.core.glob import fits
+from gateway.core.record import Record, TopicPartition
+from gateway.errors import GatewayError
+from gateway.formats.avro import Avro
+from gateway.formats.cloudevents import cloudevents
+from gateway.formats.digits import has_long
+from gateway.formats.projection import projected
+from gateway.formats.protobuf import Protobuf
+from gateway.formats.value import value_format
+from gateway.kafka.batches import decode
+from gateway.sidecar.ksql_rows import Reading
+from gateway.sidecar.reached import base_uri
+from gateway.sidecar.spec import Spec
+from gateway.sidecar.status import Refusal
+from gateway.sidecar.v2.media import accepted
+from gateway.telemetry import traceparent
+from gateway.telemetry.redact import cleaned, redacted
+from gateway.web.accept import ranges
+from gateway.web.cors import Foreign
+from gateway.web.etag import matches
+from gateway.web.forwarded import Forwarded
+from gateway.web.handshake import HANDSHAKES, Asked
+from gateway.web.head import origin_form
+from gateway.web.messages import read
+from gateway.web.prefer import preferences
+from gateway.web.query import asked, positions
+from gateway.web.request import split
+from gateway.web.tls import certificate
+from gateway.web.views import chosen_of
+from gateway.wire.reader import Broken, Reader
+
+KiB, MiB = 1 << 10, 1 << 20
+HEAD = 64 * KiB  # of a request
+PATH = 16 * KiB  # in a message
+TURNS = 1_000_000
+TP = TopicPartition("orders", 0)
+REFUSED = (GatewayError, Refusal, ValueError, Broken, httptools.HttpParserError)
+
+
+class Case(NamedTuple):
+    """parse: what is given `make(longest)`, and may refuse it. turns: where `TURNS` do not do."""
+
+    parse: Callable[[Any], object]
+    make: Callable[[int], Any]
+    longest: int
+    turns: float = TURNS
+
+
+def request(**headers: str) -> Request:
+    pairs = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+    scope = {"type": "http", "path": "/", "query_string": b"", "headers": pairs}
+    return Request({**scope, "method": "GET", "server": ("a", 80), "scheme": "http"})
+
+
+def queried(query: str) -> Request:
+    scope = {"type": "http", "path": "/", "query_string": query.encode(), "headers": []}
+    return Request({**scope, "method": "GET"})
+
+
+def repeated(text: str, *, before: str = "", after: str = "") -> Callable[[int], str]:
+    return lambda n: before + text * ((n - len(before) - len(after)) // len(text)) + after
+
+
+def xfcc(header: str) -> object:
+    return certificate({"extensions": {"gateway.certificate": header}}, forwarded=True)
+
+
+async def _nothing(*_: object) -> None:
+    pass
+
+
+def forwarded_for(header: str) -> None:
+    app = Forwarded(_nothing, ("10.0.0.0/8",))
+    scope = {
+        "type": "http",
+        "client": ("10.0.0.1", 1),
+        "headers": [(b"x-forwarded-for", header.encode())],
+    }
+    with pytest.raises(StopIteration):
+        app(scope, _nothing, _nothing).send(None)  # type: ignore[arg-type]
+
+
+def handshaken(value: str) -> object:
+    names = ("sec-websocket-extensions", "sec-websocket-protocol", "connection")
+    many = [(name.encode(), value.encode()) for name in names]
+    usual = [(b"host", b"a"), (b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")]
+    key = (b"sec-websocket-key", b"dGhlIHNhbXBsZSBub25jZQ==")
+    return HANDSHAKES[True].answer(Asked("GET", "/ws", "1.1", [*many, *usual, key]))
+
+
+def request_head(data: bytes) -> None:
+    class Sink:
+        def on_header(self, name: bytes, value: bytes) -> None:
+            pass
+
+    httptools.HttpRequestParser(Sink()).feed_data(data)
+
+
+def heard(data: bytes) -> None:
+    reader = Reader(12)
+    reader.feed(data)
+    while reader.read(0.0) is not None:
+        pass
+
+
+def in_pieces(data: bytes) -> None:
+    reader = Reader()
+    for at in range(0, len(data), 256):
+        reader.feed(data[at : at + 256])
+        reader.read(0.0)
+
+
+def zigzag(number: int) -> bytes:
+    number, out = number << 1, bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*out, number))
+
+
+@lru_cache
+def avro(schema: str) -> Avro:
+    return Avro(schema, {})
+
+
+@lru_cache
+def protobuf() -> Protobuf:
+    return Protobuf('syntax = "proto3"; message A { repeated int32 n = 1; A a = 2; }', {})
+
+
+@lru_cache
+def spec() -> Spec:
+    return Spec(["producer"])
+
+
+def nulls(n: int) -> bytes:
+    return zigzag(n) + b"\0"
+
+
+def produced(body: str) -> object:
+    wanted = spec()["postData"].body(body.encode(), "application/json")
+    record = spec().validator("ProduceRecord")
+    for each in wanted["records"]:
+        record.mind(each)
+    return wanted
+
+
+def rows(data: bytes) -> None:
+    reading = Reading()
+    for at in range(0, len(data), 16 * KiB):
+        reading.take(data[at : at + 16 * KiB])
+
+
+ARRAY = '{"type": "array", "items": "%s"}'
+DEEP = '{"type": "record", "name": "r", "fields": [{"name": "next", "type": ["null", "r"]}]}'
+
+CASES: dict[str, Case] = {
+    # queries
+    "filters": Case(
+        lambda text: chosen_of(split(text)[1]), repeated("filter=/&", before="/?"), HEAD
+    ),
+    "filter: list": Case(filters_of, repeated(",", before="/a=in(", after=")"), PATH),
+    "filter: short": Case(filters_of, repeated("=", before="/"), PATH),
+    "filter: JSON": Case(filters_of, repeated("[", before='{"key": '), PATH),
+    "filter: number": Case(filters_of, repeated("1", before='{"key": {"gt": ', after="}}"), PATH),
+    "filter: zeros": Case(filters_of, repeated("0", before="/a>=1"), PATH),
+    "filter: unknown": Case(filters_of, repeated("k", before='{"', after='": 1}'), PATH),
+    "filters merged": Case(
+        lambda many: merged([Short.parse(each) for each in many]),
+        lambda n: [f"/{i % 7}>={i}" for i in range(n)],
+        4096,
+        4 * TURNS,  # of which no request has more than 64
+    ),
+    "fields": Case(fields_of, repeated("/a,"), HEAD),
+    "pointer": Case(path_of, repeated("/~0"), KiB),
+    "pointer: bad": Case(path_of, repeated("/~0", after="~"), KiB),
+    "query": Case(lambda text: split(text), repeated("a&", before="/?"), HEAD, 3 * TURNS),
+    "from": Case(
+        lambda text: asked(queried(text), default="live", history="all"),
+        repeated("1", before="from=-"),
+        HEAD,
+    ),
+    "until": Case(
+        lambda text: asked(queried(text), default="live", history="all"),
+        repeated("9", before="until="),
+        HEAD,
+    ),
+    "positions": Case(
+        lambda text: positions(queried(text)), repeated("t", before="positions="), HEAD
+    ),
+    "pattern": Case(lambda text: fits(text, "a" * 249), repeated("*a", after="b"), 249),
+    # headers
+    "accept": Case(lambda text: list(ranges(text)), repeated(';"\\"', before='"'), HEAD),
+    "accept: many": Case(lambda text: list(ranges(text)), repeated("a;q=1,"), HEAD, 3 * TURNS),
+    "prefer": Case(
+        lambda text: preferences(request(prefer=text)), repeated("a=,;"), HEAD, 2 * TURNS
+    ),
+    "if-match": Case(lambda text: matches(text, "0.1.2"), repeated('"a",'), HEAD),
+    "certificate: quotes": Case(xfcc, repeated('\\"', before='"'), HEAD),
+    "certificate: elements": Case(xfcc, repeated('a="",'), HEAD, 2 * TURNS),
+    "certificate: spaces": Case(xfcc, repeated(" ", before="a", after='"'), HEAD),
+    "forwarded for": Case(forwarded_for, repeated("10.0.0.1,"), HEAD, 4 * TURNS),
+    "forwarded": Case(
+        lambda text: base_uri(request(forwarded=text), None, "g", "n"), repeated("a"), HEAD
+    ),
+    "forwarded path": Case(
+        lambda text: base_uri(request(x_forwarded_prefix=text), None, "g", "n"),
+        repeated("/a", after="?"),
+        HEAD,
+    ),
+    "traceparent": Case(traceparent.parse, lambda n: b"0" * n, HEAD),
+    "preflight": Case(
+        lambda text: Foreign("a", {"headers": [(b"access-control-request-headers", text)],
+                                   "method": "OPTIONS"}),
+        lambda n: b"a," * (n // 2),
+        HEAD,
+    ),
+    "handshake": Case(handshaken, repeated("a;b=1,"), HEAD // 3, 8 * TURNS),
+    "handshake: quotes": Case(handshaken, repeated('\\"', before='a;b="'), HEAD // 3),
+    "target": Case(
+        lambda text: origin_form(b"GET", text, []), lambda n: b"http://" + b"a" * n + b"@", HEAD
+    ),
+    "request head": Case(
+        request_head, lambda n: b"GET / HTTP/1.1\r\n" + b"a:\r\n" * (n // 4), HEAD
+    ),
+    "dialect": Case(
+        lambda text: list(accepted(request(accept=text).headers)),
+        repeated("a; q=1 ;,"),
+        HEAD,
+        2 * TURNS,
+    ),
+    "log line: tokens": Case(cleaned, repeated("eyJ"), HEAD),
+    "log line: pairs": Case(cleaned, repeated("?a", after="="), HEAD, 2 * TURNS),
+    "log line: schemes": Case(cleaned, repeated("bearer "), HEAD, 2 * TURNS),
+    "log line: URLs": Case(cleaned, repeated("://", after="@"), HEAD),
+    "URL": Case(redacted, repeated("&token=a", before="/?"), HEAD, 4 * TURNS),
+    # messages
+    "message: type": Case(read, repeated("x", before='{"type": "', after='"}'), MiB),
+    "message: member": Case(read, repeated("x", before='{"type": "ping", "', after='": 1}'), MiB),
+    "message: members": Case(
+        read,
+        lambda n: json.dumps({"type": "ping", **{f"{i:x}": 1 for i in range(n // 12)}}),
+        MiB,
+        6 * TURNS,  # orjson
+    ),
+    "message: fields": Case(
+        read,
+        repeated(
+            "1,", before='{"type": "subscribe", "id": "a", "path": "/", "fields": [', after="1]}"
+        ),
+        MiB,
+        2 * TURNS,
+    ),
+    "message: headers": Case(
+        read,
+        lambda n: json.dumps({"type": "produce", "id": "a", "value": 1,
+                              "headers": {f"{i:x}": 1 for i in range(n // 12)}}),
+        MiB,
+        6 * TURNS,  # orjson
+    ),
+    "message: lists": Case(
+        read,
+        repeated("[],", before='{"type": "produce", "id": "a", "value": [', after="1]}"),
+        MiB,
+        15 * TURNS,  # orjson, and the garbage collector
+    ),
+    "message: digits": Case(
+        read, repeated("1", before='{"type": "produce", "id": "a", "value": 1.', after="}"), MiB
+    ),
+    "message: depth": Case(
+        read, lambda n: '{"type": "produce", "id": "a", "value": ' + "[" * n + "]" * n + "}", MiB
+    ),
+    "nearest": Case(lambda word: closest(word, ["a" * 250] * 5000), repeated("a"), 249),
+    "long numbers": Case(has_long, lambda n: b'"' + b"a1e" * (n // 3), MiB),
+    # frames
+    "frame": Case(heard, lambda n: frame(TEXT, b"x" * n), MiB - 16),
+    "frame: in pieces": Case(in_pieces, lambda n: frame(TEXT, b"x" * n), MiB - 16, 3 * TURNS),
+    "frame: fragments": Case(
+        heard,
+        lambda n: frame(BINARY, b"x" * 200, fin=False)
+        + frame(CONT, b"x" * 200, fin=False) * (n // 208),
+        MiB - KiB,
+        2 * TURNS,
+    ),
+    "frame: compressed": Case(
+        heard, lambda n: frame(TEXT, squeezed(b"x" * n), rsv=4), MiB - KiB
+    ),
+    # records
+    "record set: records": Case(
+        lambda data: decode(TP, data, 0),
+        lambda n: batch([Item(i, b"", None) for i in range(n // 7)]),
+        64 * KiB,
+    ),
+    "record set: batches": Case(
+        lambda data: decode(TP, data, 0),
+        lambda n: b"".join(batch([i]) for i in range(n // 70)),
+        64 * KiB,
+    ),
+    "record set: broken": Case(
+        lambda data: decode(TP, data, 0),
+        lambda n: batch([Item(0, raw=b"\0\0\0\xff"), *(Item(i + 1) for i in range(n // 8))]),
+        64 * KiB,
+        3 * TURNS,
+    ),
+    "avro: nulls": Case(avro(ARRAY % "null").text, nulls, 10**8),
+    "avro: ints": Case(
+        avro(ARRAY % "int").text, lambda n: zigzag(n) + b"\2" * n + b"\0", 64 * KiB
+    ),
+    "avro: depth": Case(avro(DEEP).text, lambda n: b"\2" * n + b"\0", 64 * KiB),
+    "protobuf: packed": Case(
+        lambda data: protobuf().text(data),
+        lambda n: b"\0\x0a" + zigzag(n // 2) + b"\1" * n,
+        64 * KiB,
+        6 * TURNS,  # protobuf's own, in Python
+    ),
+    "protobuf: unknown": Case(
+        lambda data: protobuf().text(data), lambda n: b"\0" + b"\x78\1" * (n // 2), MiB
+    ),
+    "protobuf: depth": Case(
+        lambda data: protobuf().text(data), lambda n: b"\0" + b"\x13" * n, MiB
+    ),
+    "cloudevents": Case(
+        lambda headers: cloudevents(Record(TP, 0, 0, 0, b"k", b"{}", headers)),
+        lambda n: [("ce_specversion", b"1.0"), *((f"ce_a{i}", b"1") for i in range(n // 8))],
+        64 * KiB,
+    ),
+    "projection": Case(
+        lambda value: projected(value_format("error"), ["/a"])(Record(TP, 0, 0, 0, None, value)),
+        lambda n: b'{"a": [' + b"1.5," * (n // 4) + b"1]}",
+        64 * KiB,
+        2 * TURNS,
+    ),
+    # the sidecar
+    "sidecar: records": Case(
+        produced, repeated('{"a":1},', before='{"records": [', after='{"value": 1}]}'), 64 * KiB,
+        8 * TURNS,
+    ),
+    "sidecar: members": Case(
+        produced,
+        lambda n: json.dumps(
+            {"records": [{"value": 1}], **{f"recor{i:x}": 1 for i in range(n // 12)}}
+        ),
+        64 * KiB,
+    ),
+    "ksqlDB: a row": Case(
+        rows,
+        lambda n: b'[{"columnNames": ["a"]},["' + b"\\" * (n // 2),
+        MiB,
+        30 * TURNS,  # each mark is looked at
+    ),
+}  # fmt: skip
+
+
+def tried(case: Case) -> Callable[[Any], None]:
+    def parse(given: Any) -> None:
+        with suppress(*REFUSED):
+            case.parse(given)
+
+    return parse
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_work_is_linear(name: str):
+    case = CASES[name]
+    small, large = case.make(case.longest // 4), case.make(case.longest)
+    grown = min(growth(tried(case), small, large, 3) for _ in range(2))
+    assert grown < QUADRATIC, f"{grown:.1f} times the time for four times the input"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_longest_input_takes_little(name: str):
+    case = CASES[name]
+    longest = case.make(case.longest)
+    taken = turns(lambda: tried(case)(longest), 3)
+    assert taken < case.turns, f"{taken:.0f} turns, {case.turns:.0f} are allowed"
+
+
+def test_a_frame_of_records_is_what_the_cases_take_it_for():
+    assert len(decode(TP, CASES["record set: records"].make(70), 0).entries) == 10
+    assert struct.calcsize(">qiibIhiqqqhii") == 61

@@ -1,0 +1,122 @@
+"""What input may cost a parser, in time and memory.
+
+Time is told in *turns*: the CPU time of one turn of an empty Python loop on the same machine in
+the same run, 15 to 40 ns. So a budget holds on a slow machine, and beside others who use it: CPU
+time of this thread is counted, never the clock on the wall. The least of several tries counts,
+since whatever disturbs only adds.
+
+    growth(parse, b"x" * 1000, b"x" * 4000)      4 where it is linear, 16 where it is quadratic
+    BUDGET.check(parse, text, len(text))         AssertionError that says what it cost
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+TRIES = 5
+LEAST_S = 0.0005
+"""Seconds that a measured piece of work takes at least: it is repeated until it does."""
+QUADRATIC = 8.0
+"""`growth` from n to 4n that is surely more than linear, and surely less than quadratic."""
+
+
+def cpu_time(work: Callable[[], object], tries: int = TRIES) -> float:
+    """Return the seconds of CPU that a call takes, the least of some tries."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        best, repeats = _time(work, 1), 1
+        while best < LEAST_S and repeats < 1 << 14:
+            repeats *= 4
+            best = _time(work, repeats)
+        return min(best, *(_time(work, repeats) for _ in range(tries - 1))) / repeats
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def growth(work: Callable[[T], object], small: T, large: T, tries: int = TRIES) -> float:
+    """Return how many times the CPU time of `small` it takes for `large`."""
+    least = cpu_time(lambda: work(small), tries)
+    return cpu_time(lambda: work(large), tries) / least
+
+
+def turns(work: Callable[[], object], tries: int = TRIES) -> float:
+    """Return the CPU time of a call in turns of an empty loop."""
+    return cpu_time(work, tries) / turn_time()
+
+
+def peak_memory(work: Callable[[], object]) -> int:
+    """Return the bytes that a call holds at its peak beyond what was held before it."""
+    traced = tracemalloc.is_tracing()
+    if not traced:
+        tracemalloc.start()
+    try:
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        result = work()
+        _, peak = tracemalloc.get_traced_memory()
+        del result
+        return peak - before
+    finally:
+        if not traced:
+            tracemalloc.stop()
+
+
+@cache
+def turn_time() -> float:
+    """Return the seconds of CPU of one turn of an empty loop on this machine."""
+    return min(_loop(20_000) for _ in range(20)) / 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a call may cost, by the length of its input.
+
+    Attributes:
+        turns: For any input, in turns of an empty loop; 1,000 are some 25 us.
+        turns_per_byte: On top, for each byte (or character) of input.
+        memory: For any input, in bytes.
+        memory_per_byte: On top, for each byte of input.
+    """
+
+    turns: float = 40_000
+    turns_per_byte: float = 40
+    memory: int = 256 * 1024
+    memory_per_byte: float = 64
+
+    def check(self, work: Callable[[], object], length: int) -> None:
+        """Run `work` on input of `length` bytes, and raise AssertionError if it costs more.
+
+        Whatever `work` raises is the caller's to catch. It runs two times at least.
+        """
+        allowed = self.turns + self.turns_per_byte * length
+        taken = _time(work, 1) / turn_time()
+        if taken > allowed:  # others may have disturbed it
+            taken = min(taken, turns(work, 3))
+        assert taken <= allowed, f"{taken:.0f} turns for {length} bytes, {allowed:.0f} are allowed"
+        room = self.memory + self.memory_per_byte * length
+        held = peak_memory(work)
+        assert held <= room, f"{held} bytes of memory for {length}, {room:.0f} are allowed"
+
+
+def _time(work: Callable[[], object], repeats: int) -> float:
+    start = time.thread_time()
+    for _ in range(repeats):
+        work()
+    return time.thread_time() - start
+
+
+def _loop(count: int) -> float:
+    start = time.thread_time()
+    for _ in range(count):
+        pass
+    return time.thread_time() - start

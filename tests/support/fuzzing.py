@@ -1,0 +1,29 @@
+"""How long properties of hostile input are tried: `make fuzz` says so by the environment."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from hypothesis import settings
+
+SECONDS = float(os.environ.get("GATEWAY_FUZZ_SECONDS", 0))
+"""For each property; 0 for a short run."""
+
+
+def long_enough(test: Callable[..., None]) -> Callable[..., None]:
+    """Try a property for a while: with few examples, or again and again until time is over."""
+    if not SECONDS:
+        return settings(max_examples=40)(test)
+    tried = settings(max_examples=1000)(test)
+
+    @wraps(tried)
+    def again(*args: Any, **options: Any) -> None:
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            tried(*args, **options)
+
+    return again

@@ -1,0 +1,35 @@
+"""The measure that parsers are held to: does it tell linear from quadratic, and see memory?"""
+
+from __future__ import annotations
+
+import pytest
+from support.budgets import QUADRATIC, Budget, growth, peak_memory
+
+
+def test_linear_work_grows_less_than_the_bound() -> None:
+    assert growth(lambda text: [each for each in text], "x" * 4000, "x" * 16000) < QUADRATIC
+
+
+def test_quadratic_work_grows_more_than_the_bound() -> None:
+    def scan(text: str) -> list[int]:
+        return [text.count(each) for each in text]
+
+    assert growth(scan, "x" * 4000, "x" * 16000) > QUADRATIC
+
+
+def test_the_peak_is_seen_though_it_is_freed() -> None:
+    assert peak_memory(lambda: len(bytes(10_000_000))) >= 10_000_000
+
+
+def test_a_budget_refuses_what_takes_too_long() -> None:
+    with pytest.raises(AssertionError, match="turns for 10 bytes"):
+        Budget(turns=100, turns_per_byte=1).check(lambda: sum(range(100_000)), 10)
+
+
+def test_a_budget_refuses_what_takes_too_much_memory() -> None:
+    with pytest.raises(AssertionError, match="bytes of memory for 10"):
+        Budget(memory=1000, memory_per_byte=1).check(lambda: len(bytes(100_000)), 10)
+
+
+def test_a_budget_lets_pass_what_is_within_it() -> None:
+    Budget().check(lambda: "x".join("abc"), 3)
