@@ -22,7 +22,7 @@ from ..kafka import Kafka
 from ..machine import pinned
 
 ROOT = Path(__file__).parent.parent.parent
-STARTS_WITHIN = 30.0  # s
+STARTS_WITHIN = 60.0  # s
 _LISTENING = re.compile(r"listening on (\d+)(?: and (\d+))?")
 
 

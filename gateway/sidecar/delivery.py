@@ -18,6 +18,8 @@ from starlette.types import Receive, Scope, Send
 from ..core.record import Record
 from .instance import Instance
 
+GONE_AT_EOF = "gateway.gone_at_eof"  # as in gateway/web/transport.py
+
 
 class Delivery(Response):
     """A response that is made while it is sent.
@@ -42,6 +44,7 @@ class Delivery(Response):
         self._read, self._written, self._told, self._refused = read, written, told, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("extensions", {})[GONE_AT_EOF] = True
         await Request(scope, receive).body()
         gone = asyncio.ensure_future(client_gone(receive))
         try:

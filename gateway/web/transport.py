@@ -58,6 +58,10 @@ class Phase(Enum):
 
 IDLE, HEAD, BODY = Phase
 
+GONE_AT_EOF = "gateway.gone_at_eof"
+"""ASGI extension that an application sets to true for a request: a client that ends its side of the
+connection is gone. It is for what is taken from others by being answered, as records of a poll."""
+
 
 class GatewayProtocol(HttpToolsProtocol):
     """For `uvicorn.Config(http=...)`, on sockets that it did `prepare`. Another limit is a subclass
@@ -75,7 +79,7 @@ class GatewayProtocol(HttpToolsProtocol):
     HALF_CLOSED_SECONDS = 10.0
     """For which an answer that has begun goes on for a client that ended its side."""
 
-    PROBE_SECONDS = 0.5  # doubled each time
+    PROBE_SECONDS = 0.01  # until the first probe of such a client; doubled each time
     # A peer that vanished (no FIN: a phone out of reach) holds its stream until the kernel
     # gives up on what it never acknowledged: 15 minutes by default. Two to four heartbeats
     # say it sooner. Linux counts a window that stays shut as well, so a client that reads
@@ -161,13 +165,15 @@ class GatewayProtocol(HttpToolsProtocol):
         if not waits or self.scheme == "https":
             return False
         running = self.running
+        if running is not None and running.scope["extensions"].get(GONE_AT_EOF):
+            return False
         if running is not None and running.response_started:
             # An answer that has begun may write nothing more for long: it is not waited for.
             self.loop.call_later(self.HALF_CLOSED_SECONDS, self._end_half_closed, running)
         if not self._half_closed:
             self._half_closed = True
             self.cycle.keep_alive = False
-            self.loop.call_later(self.PROBE_SECONDS, self._probe, self.PROBE_SECONDS)
+            self.loop.call_later(self.PROBE_SECONDS, self._probe, 2 * self.PROBE_SECONDS)
         return True
 
     def _end_half_closed(self, running: RequestResponseCycle) -> None:
@@ -175,13 +181,18 @@ class GatewayProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _probe(self, after: float) -> None:
-        """Write what a client that waits passes over (RFC 9110 15.2), until its answer begins."""
+        """Write what a client that waits passes over (RFC 9110 15.2), until its answer begins.
+
+        The first is answered with a reset by a client that is gone, and the second finds that. A
+        request whose client is gone must not live on: a poll would take records for nobody.
+        """
         running = self.running
         if running is None or running.response_started or self.transport.is_closing():
             return
-        if running.scope["http_version"] != "1.0":  # which knows no such answers
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.loop.call_later(2 * after, self._probe, 2 * after)
+        if running.scope["http_version"] == "1.0":  # which knows no such answers
+            return
+        self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.loop.call_later(after, self._probe, 2 * after)
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:

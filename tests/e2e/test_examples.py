@@ -435,7 +435,7 @@ async def test_behind_nginx_a_page_has_its_websocket(nginx: int, tab: Browser):
 
 
 @pytest.mark.needs("curl", "nginx")
-async def test_behind_nginx_curl_has_events_at_once_and_gives_back_long_positions(
+async def test_behind_nginx_curl_has_events_at_once_and_long_positions_reach_the_gateway(
     place: Path, nginx: int
 ):
     line = line_of("nginx", "curl").replace("127.0.0.1:8443", f"127.0.0.1:{nginx}")
@@ -448,5 +448,5 @@ async def test_behind_nginx_curl_has_events_at_once_and_gives_back_long_position
     token = seal(TokenWriter("", [places], mine.issued).text(), mine.view).decode()
     assert len(token) > 12_000
     async with shell(f"{line} -sSi -H 'Last-Event-ID: {token}'", place) as curl:
-        await until(lambda: "event: begin" in curl.said, lambda: curl.said, WITHIN)
-        assert curl.said.startswith("HTTP/2 200")
+        of_ours = "the resume token is of 2000 partitions of orders"  # which has 12
+        await until(lambda: of_ours in curl.said, lambda: curl.said, WITHIN)

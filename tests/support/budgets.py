@@ -2,7 +2,8 @@
 
 Time is told in *turns*: the CPU time of one turn of an empty Python loop on the same machine in
 the same run, 15 to 40 ns. So a budget holds on a slow machine, and beside others who use it: CPU
-time of this thread is counted, never the clock on the wall. The least of several tries counts,
+time of this thread is counted, never the clock on the wall; what is compared is measured in turn,
+since a shared core is slower from one moment to the next; and the least of several tries counts,
 since whatever disturbs only adds.
 
     growth(parse, b"x" * 1000, b"x" * 4000)      4 where it is linear, 16 where it is quadratic
@@ -24,7 +25,7 @@ T = TypeVar("T")
 TRIES = 5
 LEAST_S = 0.0005
 """Seconds that a measured piece of work takes at least: it is repeated until it does."""
-QUADRATIC = 8.0
+QUADRATIC = 11.0
 """`growth` from n to 4n that is surely more than linear, and surely less than quadratic."""
 
 
@@ -37,7 +38,7 @@ def cpu_time(work: Callable[[], object], tries: int = TRIES) -> float:
         while best < LEAST_S and repeats < 1 << 14:
             repeats *= 4
             best = _time(work, repeats)
-        return min(best, *(_time(work, repeats) for _ in range(tries - 1))) / repeats
+        return min([best, *(_time(work, repeats) for _ in range(tries - 1))]) / repeats
     finally:
         if enabled:
             gc.enable()
@@ -45,13 +46,14 @@ def cpu_time(work: Callable[[], object], tries: int = TRIES) -> float:
 
 def growth(work: Callable[[T], object], small: T, large: T, tries: int = TRIES) -> float:
     """Return how many times the CPU time of `small` it takes for `large`."""
-    least = cpu_time(lambda: work(small), tries)
-    return cpu_time(lambda: work(large), tries) / least
+    return min(
+        cpu_time(lambda: work(large), 1) / cpu_time(lambda: work(small), 3) for _ in range(tries)
+    )
 
 
 def turns(work: Callable[[], object], tries: int = TRIES) -> float:
     """Return the CPU time of a call in turns of an empty loop."""
-    return cpu_time(work, tries) / turn_time()
+    return min(cpu_time(work, 1) / _turn_time() for _ in range(tries))
 
 
 def peak_memory(work: Callable[[], object]) -> int:
@@ -69,12 +71,6 @@ def peak_memory(work: Callable[[], object]) -> int:
     finally:
         if not traced:
             tracemalloc.stop()
-
-
-@cache
-def turn_time() -> float:
-    """Return the seconds of CPU of one turn of an empty loop on this machine."""
-    return min(_loop(20_000) for _ in range(20)) / 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +109,15 @@ def _time(work: Callable[[], object], repeats: int) -> float:
     for _ in range(repeats):
         work()
     return time.thread_time() - start
+
+
+def _turn_time() -> float:
+    """Return the seconds of CPU of one turn of an empty loop on this machine at this moment."""
+    return min(_loop(20_000) for _ in range(3)) / 20_000
+
+
+turn_time = cache(_turn_time)
+"""As `_turn_time`, once: for a first guess."""
 
 
 def _loop(count: int) -> float:
