@@ -1,14 +1,16 @@
 """The gateway with a clock on each callback: `python -m bench.watched REPORT run -c FILE`.
 
-Every callback of the loop (steps of tasks among them) and every method of a protocol is timed, by
-the wall and by the CPU of its thread; those over a millisecond are written to REPORT, as JSON, at
-the end. This costs about 1 us a callback, so nothing else is measured in such a process.
+Every callback of the loop (steps of tasks among them), every method of a protocol and, within them,
+every collection of garbage is timed, by the wall and by the CPU of its thread; those over a
+millisecond are written to REPORT, as JSON, at the end. This costs about 1 us a callback, so nothing
+else is measured in such a process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import gc
 import json
 import runpy
 import sys
@@ -39,6 +41,22 @@ def timed(callback: Callable[..., Any], *args: Any) -> Any:
         if wall > LEAST:
             used = time.thread_time() - cpu
             long.append({"at": began, "wall": wall, "cpu": used, "what": what(callback)})
+
+
+class Collector:
+    """Times the collections of garbage."""
+
+    def __init__(self) -> None:
+        self._began = self._cpu = 0.0
+
+    def __call__(self, phase: str, info: Mapping[str, int]) -> None:
+        if phase == "start":
+            self._began, self._cpu = time.monotonic(), time.thread_time()
+            return
+        wall, cpu = time.monotonic() - self._began, time.thread_time() - self._cpu
+        if wall > LEAST:
+            name = f"garbage of generation {info['generation']}"
+            long.append({"at": self._began, "wall": wall, "cpu": cpu, "what": name})
 
 
 def what(callback: Callable[..., Any]) -> str:
@@ -112,6 +130,7 @@ def _timed_method(method: Callable[..., Any]) -> Callable[..., Any]:
 def main() -> None:
     report = Path(sys.argv.pop(1))
     atexit.register(lambda: report.write_text(json.dumps({"least": LEAST, "long": long})))
+    gc.callbacks.append(Collector())
     uvloop.new_event_loop = Loop  # what uvicorn calls
     asyncio.Protocol = Protocol  # type: ignore[misc]
     runpy.run_module("gateway", run_name="__main__", alter_sys=True)

@@ -184,8 +184,10 @@ class Log:
             self._drop()
 
     def _drop(self) -> None:
-        self.start = self._nexts[self._first]
-        self.bytes -= self._held[self._first][-2]
+        first = self._first
+        self.start = self._nexts[first]
+        self.bytes -= self._held[first][-2]
+        self._held[first] = ()  # or its value would be held until the list is cut off
         self._first += 1
         if self._first > 1024 and self._first * 2 > len(self._held):
             # a list cut off at its front now and then: 5x cheaper to index than a deque

@@ -48,6 +48,7 @@ class Feeds:
     topic: the settings of a topic, by name.
     pace:  how long what came may wait for more; a turn tells it what it cost.
     understand: how the entries of a topic are understood, by its name.
+    grew:  called with the bytes by which the logs grew in a turn, behind that.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Feeds:
         topic: Callable[[str], Topic],
         pace: Pace | None = None,
         understand: Callable[[str], Understand | None] = as_it_is,
+        grew: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, Feed] = {}
@@ -65,6 +67,7 @@ class Feeds:
             cluster, self._deliver, pause=self._pace.pause, understand=understand
         )
         self._topic = topic
+        self._grew = grew
         self._tails: dict[str, set[SharedTail]] = {}
         self._awaited: dict[str, Live] = {}  # topics not known yet, since the first who looks at it
         self._transformers: dict[str, Transformer] = {}
@@ -158,16 +161,20 @@ class Feeds:
         self._pace.lone = len(pending) == 1 and len(pending[0][1]) == 1
         now, wall = self._loop.time(), int(time.time())
         turns: dict[SharedTail, list[Entry]] = {}
+        grown = 0
         for tp, entries in pending:
             feed = self.by_partition.get(tp)
             if feed is None:
                 continue
+            before = feed.log.bytes
             for entry in entries:
                 self._log(feed.log, entry, now)
+            grown += feed.log.bytes - before
             for shared in feed.tails:
                 turns.setdefault(shared, []).extend(entries)
         for shared, turn in turns.items():
             shared.publish(turn, wall)
+        self._grew(grown)
         self._pace.spent(perf_counter() - began)
 
     def _log(self, log: Log, entry: Entry, now: float) -> None:

@@ -202,6 +202,7 @@ class Pump:
     def forget(self, channel: Channel) -> None:
         """Nobody follows it any more."""
         self._fans.pop(channel, None)
+        channel.round = None  # no circle: only the garbage collector ends those
 
     def call(self, fan: Fan) -> None:
         self._due.append(fan)

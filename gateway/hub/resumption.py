@@ -48,6 +48,7 @@ ASK_AGAIN_S = 0.25
 FLOOR_AGE_S = 60.0  # for which an offset as of a time is good: so much less strict it may be
 
 _Asking: TypeAlias = asyncio.Task[dict[TopicPartition, int]]
+_FloorKey: TypeAlias = tuple[TopicPartition, str, float]  # with the topic's id, and the reach
 
 
 class Resumption:
@@ -63,7 +64,7 @@ class Resumption:
         self._signer = Signer(tokens.secrets) if tokens.secrets else None
         self._most: dict[str, int] = {}  # partitions that a topic was ever known to have here
         self._refreshed_at = float("-inf")
-        self._floors: dict[tuple[TopicPartition, float], tuple[float, _Asking]] = {}
+        self._floors: dict[_FloorKey, tuple[float, _Asking]] = {}
         self._unlisten = cluster.metadata.listen(self._see)
 
     async def close(self) -> None:
@@ -206,38 +207,46 @@ class Resumption:
         self, tps: Iterable[TopicPartition], reach: float
     ) -> dict[TopicPartition, int]:
         """The offset from which on a route of this reach shows a partition, of those that tell."""
-        now, asked = self._now(), list(tps)
-        if not asked:
+        now = self._now()
+        keys = {tp: self._key(tp, reach) for tp in tps}
+        if not keys:
             return {}
         for key in [key for key, (at, _) in self._floors.items() if now - at >= FLOOR_AGE_S]:
             del self._floors[key]
-        missing = [tp for tp in asked if (tp, reach) not in self._floors]
+        missing = {tp: key for tp, key in keys.items() if key not in self._floors}
         if missing:
             asking = apart(self._ask(missing, reach))
-            self._floors |= {(tp, reach): (now, asking) for tp in missing}
-        tasks = {self._floors[tp, reach][1] for tp in asked}
+            self._floors |= {key: (now, asking) for key in missing.values()}
+        tasks = {self._floors[key][1] for key in keys.values()}
         await asyncio.wait(tasks, timeout=ASK_TIMEOUT_S)
         found: dict[TopicPartition, int] = {}
         for task in tasks:
             if task.done() and not task.cancelled() and task.exception() is None:
                 found |= task.result()
-        return {tp: found[tp] for tp in asked if tp in found}
+        return {tp: found[tp] for tp in keys if tp in found}
 
-    async def _ask(self, tps: list[TopicPartition], reach: float) -> dict[TopicPartition, int]:
+    async def _ask(
+        self, keys: Mapping[TopicPartition, _FloorKey], reach: float
+    ) -> dict[TopicPartition, int]:
         """Those that do not tell are asked for anew by whoever comes next."""
         found: dict[TopicPartition, int] = {}
         try:
             past = time.time() - reach - self._resume
-            skews = {tp.topic: self._topics.settings(tp.topic).clock_skew for tp in tps}
-            specs = {tp: max(0, int(1000 * (past - skews[tp.topic]))) for tp in tps}
+            skews = {tp.topic: self._topics.settings(tp.topic).clock_skew for tp in keys}
+            specs = {tp: max(0, int(1000 * (past - skews[tp.topic]))) for tp in keys}
             told = await self._cluster.list_offsets(specs)
             none = [tp for tp, at in told.items() if isinstance(at, Offset) and at.offset < 0]
             told |= await self._cluster.list_offsets(dict.fromkeys(none, LATEST))
             found = {tp: at.offset for tp, at in told.items() if isinstance(at, Offset)}
         finally:
-            for tp in set(tps) - found.keys():
-                self._floors.pop((tp, reach), None)
+            for tp in keys.keys() - found.keys():
+                self._floors.pop(keys[tp], None)
         return found
+
+    def _key(self, tp: TopicPartition, reach: float) -> _FloorKey:
+        """A topic that was created anew has other floors."""
+        known = self._cluster.topic(tp.topic)
+        return tp, str(known.topic_id or "") if known is not None else "", reach
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
 """The other side of an open WebSocket: all that a connection holds, and the transport's protocol.
 
-    reading    4 KiB or 64 messages at a time, in turns with all others, and only while the
-               listener is not busy: a flood of messages costs its sender, not its neighbours
+    reading    4 KiB or 64 messages at a time, also of what is inflated, in turns with all others,
+               and only while the listener is not busy: a flood costs its sender, not its neighbours
     writing    by the transport: a write past it to the descriptor saves 3 % at most, and lets go
                of the interpreter's lock each time
     liveness   a ping every 20 s, answered within 20 s (1011); half-open peers as in `transport`
@@ -129,16 +129,17 @@ class Peer(asyncio.Protocol):
         """Hear some of what came; the rest when all others had their turn."""
         self._turn = None
         reader, more = self._reader, True
-        least = reader.held - self.SLICE
+        least, inflated = reader.held - self.SLICE, 0
         now = self._pulse.loop.time()
         try:
             for _ in range(self.TURN):
-                if self._deaf or reader.held < least:
+                if self._deaf or reader.held < least or inflated > self.SLICE:
                     break
                 heard = reader.read(now)
                 if heard is None:
                     more = False
                     break
+                inflated += len(heard[1])
                 self._hear(*heard)
                 if self._over:
                     return

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 from starlette.requests import HTTPConnection
 
 from ..errors import RequestError
+from .head import check_query
 from .messages import Choice, Filter, Subscribe
 
 Query: TypeAlias = list[tuple[str, str]]  # a name may be there again: filters are ANDed
@@ -51,7 +52,8 @@ def _text(filter: Filter) -> str:
 
 
 def split(path: str) -> tuple[str, Query]:
-    """A path, percent-encoded, and its query."""
+    """A path, percent-encoded, and its query. Raises RequestError 400 for one that is too long."""
+    check_query(path.encode())
     path, _, query = path.partition("?")
     return path, parse_qsl(query, keep_blank_values=True)
 

@@ -143,6 +143,7 @@ class Subscribed(Opened):
         if client is not None:
             client.end("closed")  # who waits for BEGIN waits no longer
             client.close()
+        self.write = _nowhere  # no circle: only the garbage collector ends those
 
     @property
     def transport(self) -> asyncio.Transport | None:
@@ -181,3 +182,7 @@ class Subscribed(Opened):
 
     def hand_over(self) -> None:
         self._hall.reopen(self, self._handed())
+
+
+def _nowhere(data: bytes) -> None:
+    """Nobody is there any more."""

@@ -354,6 +354,7 @@ class GatewayProtocol(HttpToolsProtocol):
         url = self.url
         if self._most > self.HEAD_BYTES and head.size(url, self.headers) > self.HEAD_BYTES:
             raise self._head_too_large()
+        head.check_query(url)
         length = head.body_length(self.parser.get_http_version(), self.headers)
         if url[:1] != b"/" or b"#" in url:
             self.url = head.origin_form(self.parser.get_method(), url, self.headers)

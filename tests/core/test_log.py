@@ -4,6 +4,7 @@ import gc
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.budgets import peak_memory
 
 from gateway.core.log import OVERHEAD, Log
 from gateway.core.position import NO_EPOCH, Place
@@ -127,6 +128,17 @@ def test_what_a_private_read_brings_of_a_later_epoch_is_not_of_this_lineage():
     assert log.admits(record(4, epoch=1))
     assert not log.admits(cut(3, 1))
     assert log.admits(cut(1, 4, epoch=1, reason=Reason.SKIPPED))
+
+
+def test_what_is_dropped_is_let_go_at_once():
+    """Dropped records were held until a thousand of them were cut off together: 900 MB of them."""
+    log = opened(max_bytes=1 << 20)
+
+    def appended() -> None:
+        for n in range(100):
+            log.append(record(n)._replace(value=bytes(1 << 16)), now=0.0)
+
+    assert peak_memory(appended) < 2 << 20
 
 
 def test_what_is_held_costs_the_garbage_collector_nothing():

@@ -302,12 +302,17 @@ def test_a_start_or_end_without_sense_is_refused(gateway: Gateway, query: bytes)
         b"from=0001-01-01",
         b"from=-999999999d",
         b"until=999999999999",
-        b"&".join([b"a=b"] * 10_000),
+        b"&".join([b"a=b"] * 256),
     ],
     ids=lambda query: query[:40].decode(),
 )
 def test_a_query_of_no_meaning_is_no_harm(gateway: Gateway, query: bytes) -> None:
     assert streams(gateway, get(b"/events/orders?" + query)) == ["begin"]
+
+
+def test_a_query_of_too_many_parameters_is_refused_unread(gateway: Gateway) -> None:
+    answer = ask(gateway, get(b"/events/orders?" + b"&".join([b"a=b"] * 257)))
+    assert answer.status == 400 and b"more than 256 parameters" in answer.body
 
 
 # Methods and paths
