@@ -364,7 +364,7 @@ class Client:
         first = head + self.begin()
         if first:
             outlet.write(first)
-        self._push()
+        self.push()
 
     def drained(self) -> None:
         """The outlet is no longer full."""
@@ -402,9 +402,9 @@ class Client:
             self._puller.woken.set()
         elif self.outlet is not None and not self._soon:
             self._soon = True
-            asyncio.get_running_loop().call_soon(self._push)
+            self._hub.pump.push(self)
 
-    def _push(self) -> None:
+    def push(self) -> None:
         """Send about BUDGET bytes of what is its own; once it has it all it is among the riders
         of its channel, which the pump writes to."""
         self._soon = False

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -31,6 +32,8 @@ BAD_IN_A_ROW = 16  # messages after which a client is taken to be none of ours
 MOST_WAITING = 64  # messages, before no more are heard
 MAX_HELD_BYTES = 256 * 1024  # bytes of messages, likewise; the last one may go beyond by its size
 MOST_OWED = 64 * 1024  # bytes of answers that the client does not take, likewise
+
+TURN_SECONDS = 0.002  # of what waited, before others have their turn
 
 # Of a close: RFC 6455 7.4.1, and IANA's registry.
 NORMAL, UNSUPPORTED, POLICY, FAILED, RESTART, TRY_AGAIN = 1000, 1003, 1008, 1011, 1012, 1013
@@ -90,14 +93,18 @@ class Conversation:
             task.cancel()
 
     async def _hear_on(self, work: Work | None) -> None:
-        """Do this, and what was said meanwhile."""
+        """Do this, and what was said meanwhile, in turns with others."""
         assert self._waiting is not None
+        began = time.perf_counter()
         try:
             while work is not None or self._waiting:
                 if work is not None:
                     await work()
                 elif self._lost:
                     return
+                if time.perf_counter() - began > TURN_SECONDS:
+                    await asyncio.sleep(0)
+                    began = time.perf_counter()
                 work = self._hear_next() if self._waiting else None
         finally:
             self._waiting = None

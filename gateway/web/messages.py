@@ -17,6 +17,7 @@ from ..errors import RequestError
 from ..formats.digits import has_long
 
 LONGEST_ID = 64  # characters
+MAX_COMMAND = 128 * 1024  # characters of a message that is no record: a token, a path and a filter
 MAX_CONTAINERS = 40_000  # arrays and objects of a message; of 350,000 in 1 MiB Python made 90 ms
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -147,6 +148,9 @@ def read(text: str) -> Said:
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise BadMessage("Unknown type", _unknown("type", kind, KINDS), about)
+    if kind != "produce" and len(text) > MAX_COMMAND:
+        what = f"{kind} has more than {MAX_COMMAND} characters; ask for less"
+        raise BadMessage("Bad message", what, about)
     for name in raw:
         if name not in _MEMBERS[kind]:
             what = _unknown(f"member of {kind}", name, _MEMBERS[kind])

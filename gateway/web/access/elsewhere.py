@@ -41,42 +41,15 @@ class Elsewhere:
 
         Raises Away.
         """
-        import httpx
-
         task = asyncio.current_task()
         self._asking.add(task)
         try:
-            async with asyncio.timeout(within):
-                try:
-                    return await self._get(url, headers, most)
-                except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
-                    # the other side closes a connection that was kept while it is used
-                    return await self._get(url, headers, most)
-        except TimeoutError:
-            raise Away(f"there is no answer within {within:g} s") from None
-        except (httpx.TransportError, httpx.InvalidURL, OSError, ValueError) as exc:
-            raise Away(f"it cannot be reached ({type(exc).__name__})") from None
+            if self._transport is None:
+                made = await asyncio.to_thread(_new_transport)
+                self._transport = self._transport or made  # another may have been faster
+            return await _get_within(self._transport, url, headers, within, most)
         finally:
             self._asking.discard(task)
-
-    async def _get(self, url: str, headers: Headers, most: int) -> Reply:
-        import httpx
-
-        if self._transport is None:
-            limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=20)
-            self._transport = httpx.AsyncHTTPTransport(limits=limits)
-        plain = (b"accept", b"application/json"), (b"accept-encoding", b"identity")
-        request = httpx.Request("GET", url, headers=[*plain, *headers])
-        response = await self._transport.handle_async_request(request)
-        try:
-            body = bytearray()
-            async for piece in response.aiter_raw():
-                body += piece
-                if len(body) > most:
-                    raise Away(f"its answer is longer than {most} bytes")
-        finally:
-            await response.aclose()
-        return Reply(response.status_code, bytes(body))
 
     async def close(self) -> None:
         """The tasks that ask are cancelled."""
@@ -85,3 +58,46 @@ class Elsewhere:
         transport, self._transport = self._transport, None
         if transport is not None:
             await transport.aclose()
+
+
+def _new_transport() -> httpx.AsyncHTTPTransport:
+    """In a thread: to import httpx and to read the certificates takes 0.1 s."""
+    import httpx
+
+    limits = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=20)
+    return httpx.AsyncHTTPTransport(limits=limits)
+
+
+async def _get_within(
+    transport: httpx.AsyncHTTPTransport, url: str, headers: Headers, within: float, most: int
+) -> Reply:
+    import httpx
+
+    try:
+        async with asyncio.timeout(within):
+            try:
+                return await _get(transport, url, headers, most)
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                # the other side closes a connection that was kept while it is used
+                return await _get(transport, url, headers, most)
+    except TimeoutError:
+        raise Away(f"there is no answer within {within:g} s") from None
+    except (httpx.TransportError, httpx.InvalidURL, OSError, ValueError) as exc:
+        raise Away(f"it cannot be reached ({type(exc).__name__})") from None
+
+
+async def _get(transport: httpx.AsyncHTTPTransport, url: str, headers: Headers, most: int) -> Reply:
+    import httpx
+
+    plain = (b"accept", b"application/json"), (b"accept-encoding", b"identity")
+    request = httpx.Request("GET", url, headers=[*plain, *headers])
+    response = await transport.handle_async_request(request)
+    try:
+        body = bytearray()
+        async for piece in response.aiter_raw():
+            body += piece
+            if len(body) > most:
+                raise Away(f"its answer is longer than {most} bytes")
+    finally:
+        await response.aclose()
+    return Reply(response.status_code, bytes(body))
