@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import TypeAlias
 
 from ..config import Topic
 from ..core.log import Log
@@ -33,6 +34,8 @@ REFRESH = 0.02  # seconds from one look at all partitions of a tail to the next
 MOST_SECONDS = 0.008  # of a flush, as far as the one before tells
 MOST_ENTRIES = 1 << 16  # of a flush
 STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
+
+Brought: TypeAlias = tuple[Reading, Sequence[Entry]]  # by a reading, transformed
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +77,7 @@ class Feeds:
         self._awaited: dict[str, Live] = {}  # topics not known yet, since the first who looks at it
         self._transformers: dict[str, Transformer] = {}
         self._loop = asyncio.get_running_loop()
-        self._pending: list[tuple[TopicPartition, Sequence[Entry]]] = []
+        self._pending: list[Brought] = []
         self._slice = 64  # entries of the next flush at most
         self._unlisten = cluster.metadata.listen(self._changed)
 
@@ -165,10 +168,10 @@ class Feeds:
         now, wall = self._loop.time(), int(time.time())
         turns: dict[SharedTail, list[Entry]] = {}
         grown = 0
-        for tp, entries in pending:
-            feed = self.by_partition.get(tp)
-            if feed is None:
-                continue
+        for reading, entries in pending:
+            feed = self.by_partition.get(reading.tp)
+            if feed is None or feed.reading is not reading:
+                continue  # closed, and perhaps opened again with other transforms
             before = feed.log.bytes
             for entry in entries:
                 self._log(feed.log, entry, now)
@@ -182,17 +185,17 @@ class Feeds:
         self._fit_slice(sum(len(entries) for _, entries in pending), took)
         self._pace.spent(took)
 
-    def _take_pending(self) -> list[tuple[TopicPartition, Sequence[Entry]]]:
+    def _take_pending(self) -> list[Brought]:
         """A slice of what came; the rest follows when all others had a turn."""
-        left, taken = self._slice, list[tuple[TopicPartition, Sequence[Entry]]]()
-        for n, (tp, entries) in enumerate(self._pending):
+        left, taken = self._slice, list[Brought]()
+        for n, (reading, entries) in enumerate(self._pending):
             if len(entries) > left:
                 if left:
-                    taken.append((tp, entries[:left]))
-                self._pending = [(tp, entries[left:]), *self._pending[n + 1 :]]
+                    taken.append((reading, entries[:left]))
+                self._pending = [(reading, entries[left:]), *self._pending[n + 1 :]]
                 self._loop.call_soon(self.flush)
                 break
-            taken.append((tp, entries))
+            taken.append((reading, entries))
             left -= len(entries)
         else:
             self._pending = []
@@ -223,7 +226,7 @@ class Feeds:
                 self._loop.call_soon(self.flush)
         if transformer is not None:
             entries = list(map(transformer, entries))
-        self._pending.append((reading.tp, entries))
+        self._pending.append((reading, entries))
 
     def _feed(self, tp: TopicPartition, start: Start | None) -> Feed:
         feed = self.by_partition.get(tp)

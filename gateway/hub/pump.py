@@ -223,9 +223,11 @@ class Pump:
     def _push(self) -> None:
         pushes, ends = self._pushes, perf_counter() + SLICE
         try:
-            while pushes and perf_counter() < ends:
+            while pushes:
                 pushes[0].push()  # it is in there until then, or it would call once more
                 pushes.popleft()
+                if perf_counter() > ends:
+                    break
         except Exception:
             pushes.popleft()
             raise

@@ -18,6 +18,7 @@ from gateway.core.record import Record, TopicPartition
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.formats import format_for
+from gateway.hub import feeds as hub_feeds
 from gateway.hub import pump
 from gateway.hub.encoder import Sse, SseEncoder
 from gateway.hub.feeds import Feeds
@@ -124,6 +125,40 @@ async def test_what_comes_of_a_topic_that_was_closed_meanwhile_is_dropped(embedd
         assert shared.tail.position[ZERO].offset == 0
         assert client.seen == []
         assert feeds.topics == set()
+
+
+async def test_what_came_before_a_topic_was_opened_again_is_dropped(embedded: EmbeddedKafka):
+    """It was transformed as the topic said then."""
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, shared, client):
+        deliver(feeds, record(ZERO, 0))
+        known = feeds.cluster.topic("orders")
+        assert known is not None
+        feeds.close_topic("orders")
+        feeds.cluster.metadata.watch("orders", known)
+        feeds.open("orders")
+        feeds.attach(shared)
+        await asyncio.sleep(0)
+        assert client.seen == []
+
+
+async def test_what_takes_long_is_applied_in_slices_and_in_order(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """Others have their turns between, and a lane asks for more only behind the last."""
+    monkeypatch.setattr(hub_feeds, "MOST_SECONDS", 0.0)
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, _, client):
+        records = [record(ZERO, n) for n in range(5)], [record(ONE, n) for n in range(2)]
+        deliver(feeds, records[0][0])
+        await asyncio.sleep(0)  # what that took tells how many are a slice
+        feeds._deliver(feeds.by_partition[ZERO].reading, records[0][1:])
+        feeds._deliver(feeds.by_partition[ONE].reading, records[1])
+        client.seen.clear()
+        await feeds._pace.pause()
+        assert client.seen == [
+            (2, 0, 2, 0), (3, 0, 3, 0), (4, 0, 4, 0), (5, 0, 5, 0), (5, 1, 5, 1), (5, 2, 5, 2)
+        ]  # fmt: skip
 
 
 async def test_a_topic_is_read_once_however_often_it_is_opened(embedded: EmbeddedKafka):

@@ -222,3 +222,41 @@ async def test_a_turn_is_followed_by_a_rest_unless_it_brought_a_single_record():
     pace.lone = False
     pace.spent(1.0)
     assert 0 < pace.rest <= pump.MOST_REST
+
+
+async def test_clients_who_wake_at_once_are_pushed_to_in_turns_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(pump, "SLICE", 0.0)
+    outlets = [Outlet() for _ in range(4)]
+    clients = attached(outlets)
+    await turns()
+    for client, outlet in zip(clients, outlets, strict=True):
+        fill(client, outlet)
+    write(clients[0], b"1")
+    for client, outlet in zip(clients, outlets, strict=True):
+        outlet.room = float("inf")
+        client.drained()
+    told = []
+    for _ in range(6):
+        await asyncio.sleep(0)
+        told.append(sum(len(outlet.values) for outlet in outlets))
+    assert max(b - a for a, b in zip([0, *told], told, strict=False)) == 1, "one a turn"
+    assert [outlet.values for outlet in outlets] == [[1]] * 4
+
+
+async def test_a_client_whose_push_fails_holds_up_no_other():
+    failing, outlet = Outlet(), Outlet()
+    clients = attached([failing, outlet])
+    await turns()
+    for client, each in zip(clients, (failing, outlet), strict=True):
+        fill(client, each)
+    write(clients[0], b"1")
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told))
+    failing.write = None  # type: ignore[assignment]
+    for client, each in zip(clients, (failing, outlet), strict=True):
+        each.room = float("inf")
+        client.drained()
+    await until(lambda: outlet.values == [1])
+    assert len(reported) == 1
