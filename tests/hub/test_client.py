@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 from support.one_client import client_of, write
+from support.outlet import Outlet
+
+from gateway.core.channel import Channel
+from gateway.core.subscription import Subscription
+from gateway.hub.client import Client
+from gateway.hub.pump import Fan
 
 
 async def test_an_idle_client_gets_a_comment_every_heartbeat():
@@ -45,3 +52,32 @@ async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
         await waiting
         pieces = [piece async for piece in client.stream()]
     assert b"event: begin" in pieces[0] and b'{"reason":"drain"}' in pieces[-1]
+
+
+async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
+    """It was in a circle, with its filters and its channel."""
+    kinds = (Client, Subscription, Channel, Fan)
+
+    def there() -> int:
+        return sum(isinstance(each, kinds) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = there()
+        for credit in (None, 1):
+            client = client_of(credit=credit)
+            client.attach(Outlet())
+            for _ in range(3):
+                await asyncio.sleep(0)
+            write(client, b"1")
+            await asyncio.sleep(0)
+            hub, channel = client._hub, client.subscription.channel
+            client.close()
+            hub.pump.forget(channel)
+            hub.left.clear()
+            del client, hub, channel
+        await asyncio.sleep(0)
+        assert there() == before
+    finally:
+        gc.enable()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.web.messages import BadMessage, Credit, Produce, Subscribe, read
+from gateway.web.messages import MAX_COMMAND, BadMessage, Credit, Produce, Subscribe, read
 
 
 def test_a_subscription_has_members_for_all_that_a_query_may_say():
@@ -105,3 +105,13 @@ def test_an_error_is_about_the_id_that_the_message_names():
     with pytest.raises(BadMessage) as refused:
         read('{"type": "subscribe", "id": "a"}')
     assert refused.value.about == "a"
+
+
+def test_what_is_no_record_is_refused_by_its_length():
+    fields = ["/a"] * (MAX_COMMAND // 4)
+    said = {"type": "subscribe", "id": "a", "path": "/orders", "fields": fields}
+    with pytest.raises(BadMessage, match="more than 131072 characters") as refused:
+        read(json.dumps(said))
+    assert refused.value.about == "a"
+    large = {"type": "produce", "id": "a", "value": "x" * 2 * MAX_COMMAND}
+    assert read(json.dumps(large)).id == "a"
