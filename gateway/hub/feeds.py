@@ -205,7 +205,8 @@ class Feeds:
     def _fit_slice(self, count: int, took: float) -> None:
         """600 channels that look at each record take 1.2 ms of one; 10,000 that are found by its
         key 5 us. So it is found out how many records a turn may have."""
-        self._slice = min(MOST_ENTRIES, max(1, int(count * MOST_SECONDS / took)))
+        if count and took:
+            self._slice = min(MOST_ENTRIES, max(1, int(count * MOST_SECONDS / took)))
 
     def _log(self, log: Log, entry: Entry, now: float) -> None:
         if type(entry) is Ready:

@@ -120,11 +120,8 @@ class Fan:
         """Bring so many of the round to where the channel stands now."""
         channel, head, riders = self.channel, self.channel.head, self.round
         at, data, left = head, b"", len(riders)  # `left`: riders before those of this `at`
-        room = STRIDE_BYTES
-        for _ in range(min(most, left)):
-            room -= len(data)
-            if room < 0:
-                break
+        most = min(most, left, 1 + STRIDE_BYTES // (1 + channel.bytes))
+        for _ in range(most):
             client = riders.pop()
             subscription, outlet = client.subscription, client.outlet
             if outlet is None or subscription.alone is not None:

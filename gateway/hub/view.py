@@ -33,11 +33,17 @@ class View:
     route: str = ""
     digest: bytes = field(init=False, compare=False, repr=False)
     size: int = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         text = self.text
         object.__setattr__(self, "digest", digest(text))
         object.__setattr__(self, "size", len(text))
+        # Channels are found by it, and it is made once for all who ask alike: 1 us of a connect.
+        object.__setattr__(self, "_hash", hash((text, self.interval, self.cluster, self.route)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def text(self) -> str:

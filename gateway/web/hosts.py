@@ -19,6 +19,7 @@ from ..errors import RequestError
 from .problems import problem
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+MAX_KNOWN = 256  # ways to write the names that are ours
 MAX_NAME_CHARACTERS = 255  # of a name in DNS (RFC 1035 2.3.4)
 
 
@@ -45,11 +46,13 @@ class HostCheck:
     def __init__(self, app: ASGIApp, names: frozenset[str], excused: Callable[[str], bool]) -> None:
         self._app = app
         self._names = names | LOOPBACK
+        self._known: set[bytes] = set()  # hosts that were found to be ours: 1.5 us of a connect
         self._excused = excused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         host = b"" if scope["type"] == "lifespan" else _host_of(scope)
-        if host and not self._is_allowed(host.decode("latin-1"), scope):
+        known = not host or host in self._known
+        if not known and not self._is_allowed(host.decode("latin-1"), scope):
             name = host[:80].decode("latin-1")
             detail = (
                 f"'{name}' is no name of this gateway; add it to listen.hosts, or ask localhost"
@@ -62,6 +65,8 @@ class HostCheck:
     def _is_allowed(self, host: str, scope: Scope) -> bool:
         name = _plain(_without_port(host))
         if name in self._names or name.endswith(".localhost"):
+            if len(self._known) < MAX_KNOWN and len(host) <= MAX_NAME_CHARACTERS:
+                self._known.add(host.encode("latin-1"))
             return True
         client = scope.get("client")
         if client and self._excused(client[0]):

@@ -106,6 +106,8 @@ class Limits:
     async def arrive(self, scope: Scope) -> None:
         """Somebody asks for something; before it is known who that is. Raises Busy if the address
         does so too often."""
+        if self._settings.rate is None:
+            return
         refused = await self._attempt(address_of(scope))
         if refused is not None:
             raise LimitReached(refused)

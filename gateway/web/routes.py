@@ -178,7 +178,8 @@ class Routes:
                 return match
 
     async def _admit(self, match: Match, connection: HTTPConnection, token: str | None) -> Match:
-        connection.scope[WANTED] = Wanted(match.method, match.path)
+        if match.route.guarded:
+            connection.scope[WANTED] = Wanted(match.method, match.path)
         if connection.scope["type"] == "websocket":
             refuse_foreign([self.access_control(match.route)], connection)
             connection.scope["method"] = match.method
