@@ -159,6 +159,11 @@ class Channel:
         tail = self.tail
         return tail.position_before(self.chunk(self.first).turn) if self._ring else tail.position
 
+    @property
+    def newest_size(self) -> int:
+        """The bytes of the newest chunk; 0 where none is held."""
+        return self._ring[-1].size if self._ring else 0
+
     def chunk(self, seq: int) -> Chunk:
         return self._ring[seq - self.first]
 

@@ -120,8 +120,8 @@ class Fan:
         """Bring so many of the round to where the channel stands now."""
         channel, head, riders = self.channel, self.channel.head, self.round
         at, data, left = head, b"", len(riders)  # `left`: riders before those of this `at`
-        most = min(most, left, 1 + STRIDE_BYTES // (1 + channel.bytes))
-        for _ in range(most):
+        most = min(most, 1 + STRIDE_BYTES // (1 + channel.newest_size))
+        for _ in range(min(most, left)):
             client = riders.pop()
             subscription, outlet = client.subscription, client.outlet
             if outlet is None or subscription.alone is not None:

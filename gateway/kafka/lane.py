@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.core import reading as core
+from gateway.core.position import NO_EPOCH
 from gateway.core.reading import Fetch, Reading
 from gateway.core.record import Entry, Gap, Reason, TopicPartition
 from gateway.core.recovery import RULES, Action, Cause, cause_of
@@ -189,6 +190,10 @@ class Lane:
             return None
         assert job.want is not None
         if job.want.offset != reading.place.offset:
+            return None
+        if not fetched.records:  # as of most partitions of most answers
+            nothing: Decoded = _new(Decoded, ((), job.want.offset, NO_EPOCH, 0, None))
+            self._decoded(job, fetched, nothing, now)
             return None
         decoding = Decoding(
             reading.tp,
