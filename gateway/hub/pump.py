@@ -208,7 +208,7 @@ class Pump:
     def forget(self, channel: Channel) -> None:
         """Nobody follows it any more."""
         self._fans.pop(channel, None)
-        channel.round = None  # no circle: only the garbage collector ends those
+        channel.round = None  # or it would be a reference cycle
 
     def push(self, client: Client) -> None:
         """Have it `push` soon. Of 600 clients who woke at once each took a millisecond, and nobody

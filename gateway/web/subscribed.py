@@ -143,7 +143,7 @@ class Subscribed(Opened):
         if client is not None:
             client.end("closed")  # who waits for BEGIN waits no longer
             client.close()
-        self.write = _nowhere  # no circle: only the garbage collector ends those
+        self.write = _nowhere  # or it would be a reference cycle
 
     @property
     def transport(self) -> asyncio.Transport | None:

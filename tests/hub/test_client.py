@@ -55,7 +55,7 @@ async def test_one_that_waits_for_its_begin_and_is_told_to_end_does_so():
 
 
 async def test_a_client_that_is_gone_waits_for_no_collection_of_garbage():
-    """It was in a circle, with its filters and its channel."""
+    """It was part of a reference cycle, with its filters and its channel."""
     kinds = (Client, Subscription, Channel, Fan)
 
     def there() -> int:
