@@ -31,11 +31,11 @@ from .shared import SharedTail
 from .transform import Transformer
 
 REFRESH = 0.02  # seconds from one look at all partitions of a tail to the next
-MOST_SECONDS = 0.008  # of a flush, as far as the one before tells
-MOST_ENTRIES = 1 << 16  # of a flush
+MAX_FLUSH_SECONDS = 0.008  # of one flush, estimated from the one before
+MAX_FLUSH_ENTRIES = 1 << 16  # of one flush
 STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
 
-Brought: TypeAlias = tuple[Reading, Sequence[Entry]]  # by a reading, transformed
+PendingEntries: TypeAlias = tuple[Reading, Sequence[Entry]]  # what a reading delivered, transformed
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class Feeds:
     topic: the settings of a topic, by name.
     pace:  how long what came may wait for more; a turn tells it what it cost.
     understand: how the entries of a topic are understood, by its name.
-    grew:  called with the bytes by which the logs grew in a turn, behind that.
+    on_growth: called after a flush with the bytes by which the logs grew.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Feeds:
         topic: Callable[[str], Topic],
         pace: Pace | None = None,
         understand: Callable[[str], Understand | None] = as_it_is,
-        grew: Callable[[int], None] = lambda size: None,
+        on_growth: Callable[[int], None] = lambda size: None,
     ) -> None:
         self.cluster = cluster
         self.by_partition: dict[TopicPartition, Feed] = {}
@@ -72,13 +72,13 @@ class Feeds:
             cluster, self._deliver, pause=self._pace.pause, understand=understand
         )
         self._topic = topic
-        self._grew = grew
+        self._on_growth = on_growth
         self._tails: dict[str, set[SharedTail]] = {}
         self._awaited: dict[str, Live] = {}  # topics not known yet, since the first who looks at it
         self._transformers: dict[str, Transformer] = {}
         self._loop = asyncio.get_running_loop()
-        self._pending: list[Brought] = []
-        self._slice = 64  # entries of the next flush at most
+        self._pending: list[PendingEntries] = []
+        self._slice_entries = 64  # the most that the next flush may apply
         self._unlisten = cluster.metadata.listen(self._changed)
 
     async def close(self) -> None:
@@ -161,7 +161,7 @@ class Feeds:
                 feed.reading.promise()
 
     def flush(self) -> None:
-        """Apply what came since the last flush, or as much of it as a turn may take."""
+        """Apply the entries that came since the last flush, as many as one turn may take."""
         began = perf_counter()
         pending = self._take_pending()
         self._pace.lone = len(pending) == 1 and len(pending[0][1]) == 1
@@ -180,14 +180,14 @@ class Feeds:
                 turns.setdefault(shared, []).extend(entries)
         for shared, turn in turns.items():
             shared.publish(turn, wall)
-        self._grew(grown)
+        self._on_growth(grown)
         took = perf_counter() - began
-        self._fit_slice(sum(len(entries) for _, entries in pending), took)
+        self._adapt_slice(sum(len(entries) for _, entries in pending), took)
         self._pace.spent(took)
 
-    def _take_pending(self) -> list[Brought]:
-        """A slice of what came; the rest follows when all others had a turn."""
-        left, taken = self._slice, list[Brought]()
+    def _take_pending(self) -> list[PendingEntries]:
+        """Return the entries to apply in this turn, and schedule another flush for the rest."""
+        left, taken = self._slice_entries, list[PendingEntries]()
         for n, (reading, entries) in enumerate(self._pending):
             if len(entries) > left:
                 if left:
@@ -202,11 +202,16 @@ class Feeds:
         self._pace.is_behind = bool(self._pending)
         return taken
 
-    def _fit_slice(self, count: int, took: float) -> None:
-        """600 channels that look at each record take 1.2 ms of one; 10,000 that are found by its
-        key 5 us. So it is found out how many records a turn may have."""
+    def _adapt_slice(self, count: int, took: float) -> None:
+        """Set how many entries the next flush may apply, by the time of this one.
+
+        The cost of a record depends on its channels: 600 that match it one by one take 1.2 ms,
+        10,000 that are looked up by its key take 5 us.
+        """
         if count and took:
-            self._slice = min(MOST_ENTRIES, max(1, int(count * MOST_SECONDS / took)))
+            self._slice_entries = min(
+                MAX_FLUSH_ENTRIES, max(1, int(count * MAX_FLUSH_SECONDS / took))
+            )
 
     def _log(self, log: Log, entry: Entry, now: float) -> None:
         if type(entry) is Ready:

@@ -64,7 +64,7 @@ LONG_ID = 6 * 1024  # characters; the headers of a proxy end at 8 KB where nobod
 BACKLOG_SHARE = 4  # the part of `memory` that records may take which clients have yet to take
 RINGS_SHARE = 4  # the part of `memory` that rings may take: one in so many
 PINNED_SHARE = 2  # likewise of what cannot give way; nobody new is let in beyond
-GROWN_SHARE = 16  # the part of `memory` by which logs may grow until all of it is looked at
+GROWTH_SHARE = 16  # logs may grow by this part of `memory` before it is bounded anew
 VIEW_COPIES = 3  # of what a client's view says: in its request, in its parameters, in its filter
 PINNED = ("tables", "views", "unsent", "received")  # parts of the memory that cannot give way
 
@@ -101,7 +101,7 @@ class Hub:
         self.memory: dict[str, int] = {}  # bytes in use, by part, as of a moment ago
         self.rings = Rings(find=self._channels)
         self._unsent = 0  # bytes that slow clients have yet to take, as of a moment ago
-        self._grown = 0  # bytes that came since memory was looked at
+        self._grown = 0  # bytes by which logs grew since memory was bounded
         self._is_full = False  # so much cannot give way that nobody new is let in
         self._numbers = numbers or itertools.count(1)
         self._after: dict[Client, Callable[[], None]] = {}
@@ -135,7 +135,9 @@ class Hub:
         self.pump = Pump(pace, self.tracing)
         self.herds = Herds(self.settings.memory // 8 // len(self.beside))
         self.models = Models(self.settings, self.topics.settings)
-        self.feeds = Feeds(self.cluster, self.topics.settings, pace, self.models.of, self._grew)
+        self.feeds = Feeds(
+            self.cluster, self.topics.settings, pace, self.models.of, self._count_growth
+        )
         self.archive = Archive(self.cluster, self.topics.settings, self.models.of)
         self.epochs = Epochs(self.cluster)
         self.placing = Placing(self.cluster, self.topics.settings)
@@ -449,11 +451,13 @@ class Hub:
                 ", ".join(topics), len(tail.text),
             )  # fmt: skip
 
-    def _grew(self, size: int) -> None:
-        """Bound memory now if more came than may come from one sweep to the next: at 300 MB/s, a
-        sweep of 0.25 s lets 75 MB in."""
+    def _count_growth(self, size: int) -> None:
+        """Bound memory before the next sweep if the logs grew a lot since the last one.
+
+        At 300 MB/s, 75 MB arrive between two sweeps, which are 0.25 s apart.
+        """
         self._grown += size
-        if self._grown > self.settings.memory // GROWN_SHARE:
+        if self._grown > self.settings.memory // GROWTH_SHARE:
             self._bound_memory(asyncio.get_running_loop().time())
 
     def _bound_memory(self, now: float) -> None:

@@ -38,7 +38,7 @@ class Pace:
     records a second: p50 1.9 ms, not 5).
 
     lone: the turn brought one.
-    is_behind: some of what came was not applied yet.
+    is_behind: entries that were delivered wait for another flush.
     """
 
     def __init__(self) -> None:
@@ -211,8 +211,10 @@ class Pump:
         channel.round = None  # or it would be a reference cycle
 
     def push(self, client: Client) -> None:
-        """Have it `push` soon. Of 600 clients who woke at once each took a millisecond, and nobody
-        else had a turn meanwhile."""
+        """Schedule `client.push`, so that no turn of the loop has more than SLICE of them.
+
+        When 600 clients woke in one turn, each took a millisecond and nothing else ran.
+        """
         self._pushes.append(client)
         if len(self._pushes) == 1:
             self._loop.call_soon(self._push)
@@ -221,7 +223,7 @@ class Pump:
         pushes, ends = self._pushes, perf_counter() + SLICE
         try:
             while pushes:
-                pushes[0].push()  # it is in there until then, or it would call once more
+                pushes[0].push()  # still queued, so that a nested call schedules nothing
                 pushes.popleft()
                 if perf_counter() > ends:
                     break

@@ -146,7 +146,7 @@ async def test_what_takes_long_is_applied_in_slices_and_in_order(
     embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ):
     """Others have their turns between, and a lane asks for more only behind the last."""
-    monkeypatch.setattr(hub_feeds, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_SECONDS", 0.0)
     embedded.create_topic("orders", 2)
     async with feeding(embedded) as (feeds, _, client):
         records = [record(ZERO, n) for n in range(5)], [record(ONE, n) for n in range(2)]
