@@ -331,11 +331,15 @@ class Channel:
 
     def _render_without(self, chunk: Chunk, own: Position, issued: int | None) -> bytes:
         kept: list[Event] = []
+        position = b"" if self.tail.exact else self.encoder.position()
         for event in chunk.events:
             if event.tp not in own:
                 kept.append(event)
             elif event.text is not None and kept and kept[-1].text is None:
                 kept[-1] = kept[-1]._replace(text=event.text)
+            elif event.text is not None and not kept and position:
+                # The events of earlier chunks since the last id must not stay without one.
+                kept.append(Event(None, position, event.text))
         own, overlay = self.tail.marked(own), self.tail.overlay
         if not kept:
             return b""

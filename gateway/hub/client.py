@@ -324,11 +324,12 @@ class Client:
         """Drop references that are cycles, so that a closed client is freed at once.
 
         Else its 40 objects and the texts of its filters wait for the garbage collector. A client
-        that was told to end as `CHANGED` keeps its position: `handover` is yet to ask for it.
+        that was told to end as `CHANGED`, or that is pulled, keeps its position: `handover` and
+        `end` are yet to tell it.
         """
         self._lacks = None
         self.subscription.wake = _nothing
-        if self.subscription.ended != CHANGED:
+        if self.subscription.ended != CHANGED and self._puller is None:
             self.subscription.alone = None
 
     @property
@@ -469,6 +470,8 @@ class Client:
 
     def _take(self) -> bytes:
         if self.subscription.ended == EXPIRED:
+            if self.herd is not None:  # or `end` would tell where it stood before
+                self.herd.release(self)
             return b""
         if self._aside:
             aside, self._aside = self._aside, b""

@@ -42,7 +42,8 @@ class Distances:
         """At one that has a `state`."""
         if client.outlet is not None and client.outlet.full:
             self._weigh(client.outlet.transport)
-        state, records = client.state, self.of(client.subscription)
+        herd = client.herd
+        state, records = client.state, self.of((herd or client).subscription)
         if state is not None and (records or state == SLOW):
             self.behind.add(client.subscription.traffic.route, state, records)
 
@@ -54,7 +55,8 @@ class Distances:
     def of(self, subscription: Subscription) -> int:
         """Offsets between where it stands and where its channel does."""
         channel, own = subscription.channel, subscription.own
-        if subscription.cursor == channel.head:
+        if not channel.first <= subscription.cursor < channel.head:
+            # It has all, or does not follow the ring: a member of a herd, or one that is closed.
             return self._between(own, channel)
         if own:
             return self._between(subscription.places(), channel)

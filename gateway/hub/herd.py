@@ -114,10 +114,11 @@ class Herd:
             return data
         if not (subscription.ended or self.subscription.ended or self._arrived):
             return b""
-        self._release(client)
+        self.release(client)
         return None
 
-    def _release(self, client: Client) -> None:
+    def release(self, client: Client) -> None:
+        """Let a member go on by itself, from behind the last piece that it got."""
         at, subscription = self._members.pop(client) - self._first, client.subscription
         if at < len(self._pieces) or self._arrived is None:
             client.go_on(self._pieces[at - 1].after if at else self._before)
@@ -179,7 +180,7 @@ class Herd:
             self._full_since = now
         elif now - self._full_since > PATIENCE:
             for client in [one for one, at in self._members.items() if at == self._first]:
-                self._release(client)
+                self.release(client)
                 client.wake()
             self._full_since = None
         return bool(self._members) or now - self.joined_at < OPEN
@@ -188,7 +189,7 @@ class Herd:
         """Let those go on by themselves who take nothing, and drop what was kept for them."""
         for client in list(self._members):
             if client.outlet is not None and client.outlet.full:
-                self._release(client)
+                self.release(client)
         self._trim(keep=False)
 
     def close(self) -> None:

@@ -415,9 +415,12 @@ class Hub:
             now = asyncio.get_running_loop().time()
             distances = Distances()
             for n, client in enumerate(list(self.clients)):
-                client.beat(now)
-                if client.state is not None:
-                    distances.look(client)
+                try:
+                    client.beat(now)
+                    if client.state is not None and client in self.clients:
+                        distances.look(client)
+                except Exception:  # the heartbeats of all others depend on this task
+                    log.exception("the heartbeat of a stream failed")
                 if n % BEATS == BEATS - 1 or distances.costly:
                     await asyncio.sleep(0)
             self.behind, self._unsent = distances.behind, distances.unsent

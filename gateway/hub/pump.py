@@ -39,10 +39,13 @@ class Pace:
 
     lone: the turn brought one.
     is_behind: entries that were delivered wait for another flush.
+    has_rounds: a round is under way.
+    pushes, pushes_done: how many were scheduled so far, and how many of them ran.
     """
 
     def __init__(self) -> None:
-        self.lone = self.is_behind = False
+        self.lone = self.is_behind = self.has_rounds = False
+        self.pushes = self.pushes_done = 0
         self._now = asyncio.get_running_loop().time
         self._until = 0.0
 
@@ -216,6 +219,7 @@ class Pump:
         When 600 clients woke in one turn, each took a millisecond and nothing else ran.
         """
         self._pushes.append(client)
+        self._pace.pushes += 1
         if len(self._pushes) == 1:
             self._loop.call_soon(self._push)
 
@@ -223,19 +227,21 @@ class Pump:
         pushes, ends = self._pushes, perf_counter() + SLICE
         try:
             while pushes:
-                pushes[0].push()  # still queued, so that a nested call schedules nothing
-                pushes.popleft()
+                client = pushes[0]  # still queued, so that a nested call schedules nothing
+                try:
+                    client.push()
+                finally:
+                    pushes.popleft()
+                    self._pace.pushes_done += 1
                 if perf_counter() > ends:
                     break
-        except Exception:
-            pushes.popleft()
-            raise
         finally:
             if pushes:
                 self._loop.call_soon(self._push)
 
     def call(self, fan: Fan) -> None:
         self._due.append(fan)
+        self._pace.has_rounds = True
         if not self._running:
             self._running = True
             self._loop.call_soon(self._run)
@@ -243,22 +249,24 @@ class Pump:
     def _run(self) -> None:
         """One slice; several channels share it, and a large one takes several."""
         began = now = perf_counter()
-        while self._due and now - began < SLICE:
-            fan = self._due[0]
-            if not fan.round:
-                fan.begin(self._loop.time())
-            fan.write(STRIDE)
-            if not fan.round:
-                self._due.popleft()
-                fan.due = False
-                if fan.unsettled:
-                    fan.settle()
-                if fan.again:
-                    fan.call()
-                else:
-                    fan.channel.let_go()
-            now = perf_counter()
-        self._pace.spent(now - began)
-        self._running = bool(self._due)
-        if self._due:
-            self._loop.call_soon(self._run)
+        try:
+            while self._due and now - began < SLICE:
+                fan = self._due[0]
+                if not fan.round:
+                    fan.begin(self._loop.time())
+                fan.write(STRIDE)
+                if not fan.round:
+                    self._due.popleft()
+                    fan.due = False
+                    if fan.unsettled:
+                        fan.settle()
+                    if fan.again:
+                        fan.call()
+                    else:
+                        fan.channel.let_go()
+                now = perf_counter()
+        finally:  # the rider whose write failed is in the round no more
+            self._pace.spent(now - began)
+            self._running = self._pace.has_rounds = bool(self._due)
+            if self._due:
+                self._loop.call_soon(self._run)

@@ -17,7 +17,8 @@ from ..errors import RequestError
 from ..formats.digits import has_long
 
 LONGEST_ID = 64  # characters
-MAX_COMMAND = 128 * 1024  # characters of a message that is no record: a token, a path and a filter
+MAX_CHOICE_BYTES = 64 * 1024  # of a filter, and of a list of fields, as JSON in UTF-8
+CHOICES = frozenset({"filter", "fields"})  # what a client chooses to see
 MAX_CONTAINERS = 40_000  # arrays and objects of a message; of 350,000 in 1 MiB Python made 90 ms
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -148,18 +149,26 @@ def read(text: str) -> Said:
     kind = raw.get("type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise BadMessage("Unknown type", _unknown("type", kind, KINDS), about)
-    if kind != "produce" and len(text) > MAX_COMMAND:
-        what = f"{kind} has more than {MAX_COMMAND} characters; ask for less"
-        raise BadMessage("Bad message", what, about)
     for name in raw:
         if name not in _MEMBERS[kind]:
             what = _unknown(f"member of {kind}", name, _MEMBERS[kind])
             raise BadMessage("Bad message", what, about)
+    for name in CHOICES & raw.keys():
+        if _json_bytes(raw[name]) > MAX_CHOICE_BYTES:
+            what = f"'{name}' has more than {MAX_CHOICE_BYTES} bytes; ask for less"
+            raise BadMessage("Bad message", f"{kind}: {what}", about)
     try:
         said: Said = _ADAPTERS[kind].validate_python(raw)  # type: ignore[assignment]
     except ValidationError as exc:
         raise BadMessage("Bad message", _told(kind, exc), about) from None
     return said
+
+
+def _json_bytes(value: object) -> int:
+    try:
+        return len(orjson.dumps(value))
+    except TypeError:  # an integer of more than 64 bits
+        return len(json.dumps(value, ensure_ascii=False).encode())
 
 
 def count_containers(data: bytes) -> int:

@@ -44,10 +44,13 @@ class Elsewhere:
         task = asyncio.current_task()
         self._asking.add(task)
         try:
-            if self._transport is None:
-                made = await asyncio.to_thread(_new_transport)
-                self._transport = self._transport or made  # another may have been faster
-            return await _get_within(self._transport, url, headers, within, most)
+            async with asyncio.timeout(within):
+                if self._transport is None:
+                    made = await asyncio.to_thread(_new_transport)
+                    self._transport = self._transport or made  # another may have been faster
+                return await _get_twice(self._transport, url, headers, most)
+        except TimeoutError:
+            raise Away(f"there is no answer within {within:g} s") from None
         finally:
             self._asking.discard(task)
 
@@ -68,20 +71,19 @@ def _new_transport() -> httpx.AsyncHTTPTransport:
     return httpx.AsyncHTTPTransport(limits=limits)
 
 
-async def _get_within(
-    transport: httpx.AsyncHTTPTransport, url: str, headers: Headers, within: float, most: int
+async def _get_twice(
+    transport: httpx.AsyncHTTPTransport, url: str, headers: Headers, most: int
 ) -> Reply:
     import httpx
 
     try:
-        async with asyncio.timeout(within):
-            try:
-                return await _get(transport, url, headers, most)
-            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
-                # the other side closes a connection that was kept while it is used
-                return await _get(transport, url, headers, most)
-    except TimeoutError:
-        raise Away(f"there is no answer within {within:g} s") from None
+        try:
+            return await _get(transport, url, headers, most)
+        except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+            # the other side closes a connection that was kept while it is used
+            return await _get(transport, url, headers, most)
+    except TimeoutError:  # an OSError, too
+        raise
     except (httpx.TransportError, httpx.InvalidURL, OSError, ValueError) as exc:
         raise Away(f"it cannot be reached ({type(exc).__name__})") from None
 
