@@ -19,7 +19,7 @@ from ..config import Topic
 from ..core.log import Log
 from ..core.position import NO_EPOCH, Place
 from ..core.reading import At, Live, OutOfRange, Reading, Start, State
-from ..core.record import Entry, Fault, Gap, Ready, TopicPartition
+from ..core.record import Entry, Fault, Gap, Ready, Record, Skip, TopicPartition
 from ..core.recovery import Backoff
 from ..core.tail import Tail
 from ..kafka.changes import Change
@@ -78,6 +78,7 @@ class Feeds:
         self._transformers: dict[str, Transformer] = {}
         self._loop = asyncio.get_running_loop()
         self._pending: list[PendingEntries] = []
+        self._pending_control = False  # some of it is no record: nothing of it may wait
         self._pending_rest = False  # some of it is the rest of a slice
         self._pushes_due = 0  # the pushes that were scheduled by the end of the last flush
         self._slice_entries = 64  # the most that the next flush may apply
@@ -169,7 +170,8 @@ class Feeds:
         ring of their channel, and count as slow, for chunks that were never written to them.
         """
         pace = self._pace
-        if pace.pushes_done < self._pushes_due or (self._pending_rest and pace.has_rounds):
+        waits = pace.pushes_done < self._pushes_due or (self._pending_rest and pace.has_rounds)
+        if waits and not self._pending_control:
             pace.is_behind = True
             self._loop.call_soon(self.flush)
             return
@@ -198,10 +200,15 @@ class Feeds:
         self._pace.spent(took)
 
     def _take_pending(self) -> list[PendingEntries]:
-        """Return the entries to apply in this turn, and schedule another flush for the rest."""
+        """Return the entries to apply in this turn, and schedule another flush for the rest.
+
+        That a partition is ready, failed or went back is applied at once, with all before it: its
+        reading goes on meanwhile, and a client that begins would take it for pending, from a time
+        on that is past already.
+        """
         left, taken = self._slice_entries, list[PendingEntries]()
         for n, (reading, entries) in enumerate(self._pending):
-            if len(entries) > left:
+            if len(entries) > left and not self._pending_control:
                 if left:
                     taken.append((reading, entries[:left]))
                 self._pending = [(reading, entries[left:]), *self._pending[n + 1 :]]
@@ -212,6 +219,7 @@ class Feeds:
         else:
             self._pending = []
         self._pending_rest = self._pace.is_behind = bool(self._pending)
+        self._pending_control = False
         return taken
 
     def _adapt_slice(self, count: int, took: float) -> None:
@@ -244,6 +252,8 @@ class Feeds:
                 self._loop.call_soon(self.flush)
         if transformer is not None:
             entries = list(map(transformer, entries))
+        if not self._pending_control:
+            self._pending_control = any(type(each) not in (Record, Skip) for each in entries)
         self._pending.append((reading, entries))
 
     def _feed(self, tp: TopicPartition, start: Start | None) -> Feed:

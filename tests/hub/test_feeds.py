@@ -14,7 +14,7 @@ from support.until import until
 from gateway.config import Topic
 from gateway.core.channel import Channel
 from gateway.core.filters import Filters
-from gateway.core.record import Record, TopicPartition
+from gateway.core.record import Ready, Record, TopicPartition
 from gateway.core.subscription import Subscription
 from gateway.core.tail import Tail
 from gateway.formats import format_for
@@ -159,6 +159,23 @@ async def test_what_takes_long_is_applied_in_slices_and_in_order(
         assert client.seen == [
             (2, 0, 2, 0), (3, 0, 3, 0), (4, 0, 4, 0), (5, 0, 5, 0), (5, 1, 5, 1), (5, 2, 5, 2)
         ]  # fmt: skip
+
+
+async def test_that_a_partition_is_ready_waits_for_no_slice(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """Its reading goes on: a client that began meanwhile missed what came first."""
+    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_SECONDS", 0.0)
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, _, client):
+        deliver(feeds, record(ZERO, 0))
+        await asyncio.sleep(0)  # what that took tells how many are a slice
+        client.seen.clear()
+        reading = feeds.by_partition[ZERO].reading
+        feeds._deliver(reading, [record(ZERO, n) for n in range(1, 4)])
+        feeds._deliver(reading, [Ready(ZERO, 4, 4, 0)])
+        await asyncio.sleep(0)
+        assert client.seen == [(4, 0, 4, 0)]
 
 
 async def test_a_topic_is_read_once_however_often_it_is_opened(embedded: EmbeddedKafka):
