@@ -378,9 +378,14 @@ def authority(tmp_path_factory) -> Authority:
 
 
 class Flow(asyncio.Protocol):
-    """Notes what its transport tells, and whether that was within a write."""
+    """Notes what its transport tells, and whether that was within a write.
 
-    def __init__(self) -> None:
+    tls: asyncio may pause out of a write then, when it hands on what waited for the socket. An
+         outlet hears of that as well.
+    """
+
+    def __init__(self, *, tls: bool = False) -> None:
+        self.tls = tls
         self.transport: asyncio.Transport | None = None
         self.told: list[str] = []
         self.full = self.writing = False
@@ -401,7 +406,7 @@ class Flow(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.full = True
-        if not self.writing:
+        if not self.writing and not self.tls:
             self.told.append("paused out of a write")
 
     def resume_writing(self) -> None:
@@ -447,7 +452,7 @@ def test_a_transport_pauses_within_write_and_resumes_when_all_is_sent(loop, tls,
 
 
 async def pausing(authority: Authority | None) -> None:
-    flow, sent = Flow(), b"".join(b"%08d" % n for n in range(60_000))
+    flow, sent = Flow(tls=authority is not None), b"".join(b"%08d" % n for n in range(60_000))
     context = None
     if authority is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
