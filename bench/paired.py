@@ -72,10 +72,7 @@ def main(
     for name in work or ():
         if name not in catalog.WORKS or name.startswith("sidecar-"):
             raise typer.BadParameter(f"no work '{name}' of streams; see bench/README.md")
-    checkouts = old.resolve(), new.resolve()
-    for path in checkouts:
-        if not (path / "gateway" / "__main__.py").exists():
-            raise typer.BadParameter(f"{path} is no checkout of the gateway; name its folder")
+    checkouts = results.resolve_checkout(old), results.resolve_checkout(new)
     facts = {**results.machine(note), **machine.facts()}
     facts |= {n: results.commit(path) for n, path in zip(("old", "new"), checkouts, strict=True)}
     folder = None

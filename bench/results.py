@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import psutil
+import typer
 
 from gateway.kafka.local.jars import KAFKA_VERSION
 
@@ -104,6 +105,13 @@ def commit(checkout: Path = DIRECTORY.parent.parent) -> str:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def resolve_checkout(path: Path) -> Path:
+    """Return the absolute path of a checkout. Raises typer.BadParameter where it is none."""
+    if not (path / "gateway" / "__main__.py").exists():
+        raise typer.BadParameter(f"{path.resolve()} is no checkout of the gateway; name its folder")
+    return path.resolve()
 
 
 def _processor() -> str:

@@ -94,10 +94,7 @@ def attack_once(kafka: RealKafka, name: str, checkout: Path) -> Measured:
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
     """Name checkouts by their folders, or by their paths where those are alike."""
-    whole = [path.resolve() for path in paths]
-    for path in whole:
-        if not (path / "gateway" / "__main__.py").exists():
-            raise typer.BadParameter(f"{path} is no checkout of the gateway; name its folder")
+    whole = [results.resolve_checkout(path) for path in paths]
     names = [path.name for path in whole]
     return {str(path) if names.count(path.name) > 1 else path.name: path for path in whole}
 

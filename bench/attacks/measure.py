@@ -194,9 +194,9 @@ async def _attack(
     try:
         async with (
             asyncio.timeout(600),
-            memory.watched(),
+            memory.watch(),
             attacker(name, target) as hostile,
-            probed(gateway.port, size) as probes,
+            probe_health(gateway.port, size) as probes,
         ):
             await steady.arrive(size.within)
             await asyncio.sleep(0.5)
@@ -283,7 +283,7 @@ class Memory:
         return int(self._process.memory_info().rss)
 
     @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    async def watch(self) -> AsyncIterator[None]:
         """Look until the block ends, and kill what grows beyond MAX_RESIDENT."""
         task = asyncio.create_task(self._watch())
         try:
@@ -301,7 +301,7 @@ class Memory:
 
 
 @asynccontextmanager
-async def probed(port: int, size: Size) -> AsyncIterator[list[tuple[float, float]]]:
+async def probe_health(port: int, size: Size) -> AsyncIterator[list[tuple[float, float]]]:
     """Probe until the block ends; the list is filled then."""
     probes: list[tuple[float, float]] = []
     running = await asyncio.create_subprocess_exec(

@@ -92,10 +92,10 @@ def masked(raw: Mapping[str, Any], route: Mapping[str, Any]) -> Iterator[Problem
                 near = nearest(str(name), names, "add it to guarded")
                 what = f"this route is not guarded by '{name}'; {near}"
                 yield Problem(("with", "fields", index, "guarded", str(name)), what, key=True)
-    yield from _unmasked(_list(_map(route.get("with")).get("fields")))
+    yield from _find_unmasked(_list(_map(route.get("with")).get("fields")))
 
 
-def _unmasked(fields: list[Any]) -> Iterator[Problem]:
+def _find_unmasked(fields: list[Any]) -> Iterator[Problem]:
     """Find fields for some only that everybody is shown all the same who is shown another one: the
     same field, or one that it is a part of, with no more asked for. A client is shown all fields
     that it may see, so what is asked for the smaller one would never count."""

@@ -140,7 +140,7 @@ class Session(Conversation):
         match = await self._admitted(self.routes.match(path), self._token)
         try:
             await self._place.identify(match.granted)
-            match = await self._refreshed(match)
+            match = await self._refresh_match(match)
         except Busy as exc:
             self.error(said.id, exc)
             if not self._streams:
@@ -161,7 +161,7 @@ class Session(Conversation):
         await self._place.identify(match.granted)
         next = await stream.changed(said, match.granted)
         while not self.routes.is_current(match):  # what was admitted was the route of before
-            match = await self._refreshed(match)
+            match = await self._refresh_match(match)
             next = await stream.changed(said, match.granted)
         stream.go_to(next)
 
@@ -179,7 +179,7 @@ class Session(Conversation):
         self._attempts.note_token()
         while True:
             settings = self.routes.settings
-            renewed = await self._renewed(jwt)
+            renewed = await self._admit_streams(jwt)
             if self.routes.settings is settings:  # else other guards have a say by now
                 break
         self._token = jwt
@@ -187,7 +187,7 @@ class Session(Conversation):
             stream.go_to(next)
         self.answer("renewed")
 
-    async def _renewed(self, jwt: str) -> list[tuple[Subscribed, Next]]:
+    async def _admit_streams(self, jwt: str) -> list[tuple[Subscribed, Next]]:
         renewed: list[tuple[Subscribed, Next]] = []
         for stream in list(self._streams.values()):
             for match in stream.matches:
@@ -224,7 +224,7 @@ class Session(Conversation):
         elif attempts.is_flood:
             self.socket.close(TRY_AGAIN, "asks too often; come back")
 
-    async def _refreshed(self, match: Match) -> Match:
+    async def _refresh_match(self, match: Match) -> Match:
         return await self.routes.refresh(match, self.caller.connection(), self._token)
 
     # the hall of its streams
