@@ -33,6 +33,7 @@ from .transform import Transformer
 REFRESH = 0.02  # seconds from one look at all partitions of a tail to the next
 MAX_FLUSH_SECONDS = 0.008  # of one flush, estimated from the one before
 MAX_FLUSH_ENTRIES = 1 << 16  # of one flush
+RECORDS = (Record, Skip)  # the entries that may wait; all others are control entries
 STALE = 1.5  # seconds without an answer after which a partition no longer counts as ready
 
 PendingEntries: TypeAlias = tuple[Reading, Sequence[Entry]]  # what a reading delivered, transformed
@@ -176,7 +177,7 @@ class Feeds:
             self._loop.call_soon(self.flush)
             return
         began = perf_counter()
-        pending = self._take_pending()
+        pending = self._take_pending(0 if waits else self._slice_entries)
         self._pace.lone = len(pending) == 1 and len(pending[0][1]) == 1
         now, wall = self._loop.time(), int(time.time())
         turns: dict[SharedTail, list[Entry]] = {}
@@ -199,19 +200,24 @@ class Feeds:
         self._adapt_slice(sum(len(entries) for _, entries in pending), took)
         self._pace.spent(took)
 
-    def _take_pending(self) -> list[PendingEntries]:
+    def _take_pending(self, left: int) -> list[PendingEntries]:
         """Return the entries to apply in this turn, and schedule another flush for the rest.
 
-        That a partition is ready, failed or went back is applied at once, with all before it: its
-        reading goes on meanwhile, and a client that begins would take it for pending, from a time
-        on that is past already.
+        That a partition is ready, failed or went back is applied at once, with all of that
+        partition before it: its reading goes on meanwhile, and a client that begins would take it
+        for pending, from a time on that is past already.
+
+        Args:
+            left: How many entries this turn may apply, besides those.
         """
-        left, taken = self._slice_entries, list[PendingEntries]()
-        for n, (reading, entries) in enumerate(self._pending):
-            if len(entries) > left and not self._pending_control:
-                if left:
+        taken, pending = self._take_control() if self._pending_control else ([], self._pending)
+        left -= sum(len(entries) for _, entries in taken)
+        for n, (reading, entries) in enumerate(pending):
+            if len(entries) > left:
+                if left > 0:
                     taken.append((reading, entries[:left]))
-                self._pending = [(reading, entries[left:]), *self._pending[n + 1 :]]
+                    entries = entries[left:]
+                self._pending = [(reading, entries), *pending[n + 1 :]]
                 self._loop.call_soon(self.flush)
                 break
             taken.append((reading, entries))
@@ -221,6 +227,24 @@ class Feeds:
         self._pending_rest = self._pace.is_behind = bool(self._pending)
         self._pending_control = False
         return taken
+
+    def _take_control(self) -> tuple[list[PendingEntries], list[PendingEntries]]:
+        """Return what each partition has up to its last control entry, and what comes after."""
+        ends: dict[TopicPartition, tuple[int, int]] = {}
+        for n, (reading, entries) in enumerate(self._pending):
+            for i in range(len(entries) - 1, -1, -1):
+                if type(entries[i]) not in RECORDS:
+                    ends[reading.tp] = n, i + 1
+                    break
+        taken, rest = list[PendingEntries](), list[PendingEntries]()
+        for n, (reading, entries) in enumerate(self._pending):
+            last, end = ends.get(reading.tp, (-1, 0))
+            count = len(entries) if n < last else end if n == last else 0
+            if count:
+                taken.append((reading, entries[:count]))
+            if count < len(entries):
+                rest.append((reading, entries[count:]))
+        return taken, rest
 
     def _adapt_slice(self, count: int, took: float) -> None:
         """Set how many entries the next flush may apply, by the time of this one.
@@ -253,7 +277,7 @@ class Feeds:
         if transformer is not None:
             entries = list(map(transformer, entries))
         if not self._pending_control:
-            self._pending_control = any(type(each) not in (Record, Skip) for each in entries)
+            self._pending_control = any(type(each) not in RECORDS for each in entries)
         self._pending.append((reading, entries))
 
     def _feed(self, tp: TopicPartition, start: Start | None) -> Feed:

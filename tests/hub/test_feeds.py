@@ -178,6 +178,23 @@ async def test_that_a_partition_is_ready_waits_for_no_slice(
         assert client.seen == [(4, 0, 4, 0)]
 
 
+async def test_records_of_other_partitions_wait_where_one_becomes_ready(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """A flush with one control entry used to apply all that was pending, 50 ms of it at once."""
+    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_SECONDS", 0.0)
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, _, client):
+        deliver(feeds, record(ZERO, 0))
+        await asyncio.sleep(0)  # what that took tells how many are a slice
+        client.seen.clear()
+        zero, one = (feeds.by_partition[tp].reading for tp in (ZERO, ONE))
+        feeds._deliver(zero, [record(ZERO, n) for n in range(1, 3)])
+        feeds._deliver(one, [record(ONE, 0), Ready(ONE, 1, 1, 0), record(ONE, 1)])
+        await feeds._pace.pause()
+        assert client.seen == [(1, 1, 1, 1), (2, 1, 2, 1), (3, 1, 3, 1), (3, 2, 3, 2)]
+
+
 async def test_a_topic_is_read_once_however_often_it_is_opened(embedded: EmbeddedKafka):
     embedded.create_topic("orders", 2)
     async with feeding(embedded) as (feeds, shared, _):
