@@ -127,17 +127,22 @@ def run(
     server = Server(config)
     server.hubs = app.gateway.hubs
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
-    _calm_the_collector()
+    _tune_garbage_collector()
     with runner, contextlib.suppress(KeyboardInterrupt):
         runner.run(server.serve([listening]))
 
 
-def _calm_the_collector() -> None:
-    """What is here when serving starts stays, and is not walked over again; what comes after is
-    nearly all counted out. A full collection beside 10,000 clients is a pause of 17 ms for all."""
+def _tune_garbage_collector() -> None:
+    """Keep garbage collections rare and short.
+
+    What exists when serving starts is frozen, and never walked over again. Nearly all that comes
+    after is freed by its reference count, so a full collection, 17 ms beside 10,000 clients, is
+    rare. One of generation 1 walks over at most 50,000 objects: with 200,000 it took 24 ms
+    beside 8,000 streams with filters of their own.
+    """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 100)
+    gc.set_threshold(10_000, 5, 400)
 
 
 def _websockets(drain_timeout: float) -> type[WebSocketProtocol]:
