@@ -195,6 +195,36 @@ async def test_records_of_other_partitions_wait_where_one_becomes_ready(
         assert client.seen == [(1, 1, 1, 1), (2, 1, 2, 1), (3, 1, 3, 1), (3, 2, 3, 2)]
 
 
+async def test_a_slice_goes_by_what_the_entries_of_each_partition_cost(
+    embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+):
+    """One that took microseconds was the measure for one that took a millisecond: a first burst
+    for 600 views was applied at once, in 90 ms."""
+    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_SECONDS", 0.001)
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, _, client):
+        feeds.by_partition[ZERO].measure(1e-6)
+        feeds.by_partition[ONE].measure(4e-4)
+        client.seen.clear()
+        feeds._deliver(feeds.by_partition[ZERO].reading, [record(ZERO, n) for n in range(100)])
+        feeds._deliver(feeds.by_partition[ONE].reading, [record(ONE, n) for n in range(100)])
+        await asyncio.sleep(0)
+        assert client.seen == [(100, 2, 100, 2)]
+
+
+async def test_channels_that_came_since_the_last_entry_count(embedded: EmbeddedKafka):
+    embedded.create_topic("orders", 2)
+    async with feeding(embedded) as (feeds, shared, client):
+        feed = feeds.by_partition[ZERO]
+        feed.measure(1e-6)
+        before = feed.estimate()
+        for n in range(9):
+            channel = Channel(shared.tail, b"%d" % n, SseEncoder(format_for("value")))
+            shared.add((b"%d" % n, Sse()), channel, Filters())
+        assert feed.estimate() == pytest.approx(10 * before)
+    assert client.seen == []
+
+
 async def test_a_topic_is_read_once_however_often_it_is_opened(embedded: EmbeddedKafka):
     embedded.create_topic("orders", 2)
     async with feeding(embedded) as (feeds, shared, _):
