@@ -218,6 +218,7 @@ class Isolated:
         if self.client is None:
             return
         self.read(int(len(self._bytes) * share))
+        self._bytes.clear()
         self.client.close()
         self.client, self._handed = None, None
         if self.stretches:
