@@ -354,4 +354,4 @@ async def test_a_thousand_at_once_each_hear_their_own_reply(three: Gateway):
     assert [each.text for each in answers] == [f"of {n}" for n in range(MANY)]
     await grown(three, before, answered=MANY)
     read = (await scraped(three)).sum("gateway_fetched_records_total", topic="replies")
-    assert MANY <= read <= 3 * MANY, "each worker reads the replies once"
+    assert MANY <= read < 10 * MANY, "each of three workers reads the replies, and no client does"
