@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 from .blocks import Block
-from .conflation import Stretch, weight
+from .conflation import LatestOffsets, Stretch, weight
 from .log import Log
 from .position import Place
 from .record import Entry, TopicPartition
@@ -28,13 +28,14 @@ P = TypeVar("P", bound=Entry | Block)
 class Backlog:
     """See the module. Nothing of it is looked at twice: what is taken is gone."""
 
-    __slots__ = ("_brought", "_bytes", "_fed", "_ride", "_stretches")
+    __slots__ = ("_brought", "_bytes", "_fed", "_latest", "_ride", "_stretches")
 
     def __init__(self, ride: Ride) -> None:
         self._ride = ride
         self._fed: dict[TopicPartition, deque[Entry]] = {}
         self._brought: dict[TopicPartition, deque[Entry | Block]] = {}  # of tables
         self._stretches: dict[TopicPartition, Stretch] = {}
+        self._latest: dict[TopicPartition, LatestOffsets] = {}
         self._bytes = 0  # of what was fed and brought
 
     @property
@@ -72,6 +73,7 @@ class Backlog:
         for piece in self._brought.pop(tp, ()):
             self._bytes -= weight(piece)
         self._stretches.pop(tp, None)
+        self._latest.pop(tp, None)
         if self._ride.snapshot is not None:
             self._ride.snapshot.parted(tp)
 
@@ -126,6 +128,14 @@ class Backlog:
             stretch = Stretch(tp, place.offset, place.epoch, STRETCH, accepts)
             self._stretches[tp] = stretch
         return stretch
+
+    def latest(self, tp: TopicPartition, log: Log, offset: int) -> LatestOffsets:
+        """What the log has of the latest records of keys, as of now."""
+        latest = self._latest.get(tp)
+        if latest is None:
+            latest = self._latest[tp] = self._ride.channel.latest_offsets(tp)
+        latest.look(log, offset, self._ride.channel.tail.position[tp].offset)
+        return latest
 
     def _weighed(self, pieces: Iterable[P]) -> deque[P]:
         kept = deque(pieces)

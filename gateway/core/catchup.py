@@ -16,7 +16,7 @@ from .log import Log
 from .own import Own
 from .portion import Portion
 from .position import UNVERIFIED, Place
-from .record import Entry, Gap, Reason, TopicPartition
+from .record import Entry, Gap, Reason, Skip, TopicPartition
 from .ride import Ride
 from .snapshot import Snapshot
 
@@ -161,19 +161,33 @@ class CatchUp:
         self, tp: TopicPartition, log: Log, portion: Portion, least: int
     ) -> Iterator[Entry]:
         """The latest of each key, of as much as there is; it may take some turns to see it all.
-        What is not sent in one turn is what the next one begins with."""
+        What is not sent in one turn is what the next one begins with.
+
+        What the log has replaced by now is left out, so that the client is behind by no more than
+        it takes to send it the latest record of each key that the log holds, however many there
+        are (8,000 keys of 1 KB, 2,200 records/s, 1,400 taken: 4 s; by stretches alone the age of
+        the newest grew by 0.4 s every second).
+        """
         stretch, end = self._backlog.stretch(tp, self._own[tp]), self._end(tp)
+        latest = self._backlog.latest(tp, log, stretch.end) if end is None else None
         if not stretch.closed:
             at = Place(stretch.end, stretch.epoch, log.lineage)
             for entry in self._backlog.following(tp, log, at):
-                stretch.add(entry)
+                if latest is not None and latest.has_replaced(entry):
+                    stretch.add(Skip(tp, entry.offset, entry.next, entry.epoch))
+                else:
+                    stretch.add(entry)
                 portion.left -= ENTRY_COST
                 if stretch.full or (end is not None and stretch.end >= end):
                     break
                 if portion.left <= least:
                     return
             stretch.close()
-        yield from stretch.take()
+        for entry in stretch.take():
+            if latest is not None and latest.has_replaced(entry):
+                yield Skip(tp, entry.offset, entry.next, entry.epoch)
+            else:
+                yield entry
 
     def _end(self, tp: TopicPartition) -> int | None:
         """Up to where it may be conflated: what ends there must not lack what came before."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
-from .conflation import latest
+from .conflation import LatestOffsets, latest
 from .counted import Counted, Sum
 from .position import Place, Position
 from .record import Entry, Gap, News, Ready, Reason, Record, TopicPartition
@@ -110,13 +111,14 @@ class Channel:
     accepts: the filter; None lets every record through.
     fails:   topics whose clients end where the log lost records (`offsetOutOfRange: fail`).
     rings:   what the rings of all channels hold, this one's included.
+    latest:  by partition, for clients that are conflated; None before there was one.
     """
 
     # A client with a filter of its own has this to itself: 0.2 KB, and no more while idle.
     __slots__ = (
         "__weakref__", "_ring", "_text", "_without_id", "accepts", "bytes", "encoder", "fails",
-        "first", "followers", "max_bytes", "rings", "round", "sleepers", "spoke", "tail", "total",
-        "view",
+        "first", "followers", "latest", "max_bytes", "rings", "round", "sleepers", "spoke", "tail",
+        "total", "view",
     )  # fmt: skip
 
     def __init__(
@@ -139,6 +141,7 @@ class Channel:
         self.rings = Rings() if rings is None else rings
         self.first = 0
         self.bytes = 0
+        self.latest: WeakValueDictionary[TopicPartition, LatestOffsets] | None = None
         self.total: Sum | None = None  # of all chunks ever; None on wires that count nothing
         self.followers: set[Follower] = set()
         self.sleepers: set[Follower] = set()  # to be woken; the others are written to in rounds
@@ -274,6 +277,20 @@ class Channel:
                 break
             first += 1
         self._drop_to(first)
+
+    def latest_offsets(self, tp: TopicPartition) -> LatestOffsets:
+        """Return those of a partition, the same for all who ask while one of them keeps it."""
+        if self.latest is None:
+            self.latest = WeakValueDictionary()
+        found = self.latest.get(tp)
+        if found is None:
+            found = self.latest[tp] = LatestOffsets(self.rings, self.accepts)
+        return found
+
+    @property
+    def latest_bytes(self) -> int:
+        """What is kept of the latest records of keys."""
+        return sum(each.bytes for each in self.latest.values()) if self.latest else 0
 
     def let_go(self) -> None:
         """Hold nothing that everybody has, where that is a few: one who comes back is as well

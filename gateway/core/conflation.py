@@ -14,11 +14,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TypeAlias
 
+from .log import Log
 from .record import Entry, Record, Skip, TopicPartition
+from .rings import Rings
 
 COST = 128  # bytes that a record of a stretch counts beside its key and value
+KEY_COST = 96  # bytes of a key and its latest offset; the key itself is the log's
+LOOK_ENTRIES = 4096  # that are looked at in one turn: 1.5 ms
 
 Accepts: TypeAlias = Callable[[Record], bool] | None
 Key: TypeAlias = bytes | int | Entry  # an offset: a record without a key; itself: what is none
@@ -119,6 +124,75 @@ class Stretch:
             if type(entry) is not Skip:
                 self.bytes -= weight(entry)
             yield entry
+
+
+class LatestOffsets:
+    """The offset of the latest record of each key in a log, up to its tail, as one view sees it.
+
+    A stretch alone knows only of what it holds: a client whose keys' latest records are more than
+    that would be sent every record, late, and never be live again. One instance for a partition
+    and a view, shared by the clients that are conflated, and gone with the last of them.
+
+    It covers what the log holds from the first place on that was asked for. While it is behind, or
+    has no room to go on, it only knows of fewer records that were replaced.
+
+    Attributes:
+        bytes: What it takes up, counted in `rings`.
+    """
+
+    __slots__ = ("__weakref__", "_accepts", "_lineage", "_next", "_offsets", "_rings", "bytes")
+
+    def __init__(self, rings: Rings, accepts: Accepts = None) -> None:
+        self.bytes = 0
+        self._rings = rings
+        self._accepts = accepts
+        self._offsets: dict[bytes, int] = {}
+        self._lineage = -1
+        self._next = 0
+
+    def look(self, log: Log, offset: int, end: int | None) -> None:
+        """Take in what the log has got since the last look.
+
+        Args:
+            log: That of the partition.
+            offset: From where on it is of use; what comes before is not looked at.
+            end: Where the tail stands. What the log has beyond is not sent yet, so that it has
+                replaced nothing.
+        """
+        if log.start is None or end is None:
+            return
+        if self._lineage != log.lineage:  # the log went back: what replaced a record may be gone
+            self._forget()
+            self._lineage, self._next = log.lineage, offset
+        if len(self._offsets) > 2 * len(log) + LOOK_ENTRIES:
+            self._offsets = {key: at for key, at in self._offsets.items() if at >= log.start}
+            self._count()
+        self._next = max(self._next, log.start)
+        if self._next >= end or not self._rings.has_room(LOOK_ENTRIES * KEY_COST):
+            return
+        for entry in islice(log.read(self._next), LOOK_ENTRIES):
+            if entry.next > end:
+                break
+            self._next = entry.next
+            if type(entry) is not Record or entry.key is None:
+                continue
+            if self._accepts is None or self._accepts(entry):
+                self._offsets[entry.key] = entry.offset
+        self._count()
+
+    def has_replaced(self, entry: Entry) -> bool:
+        """Return whether the log holds a later record of the entry's key."""
+        if type(entry) is not Record or entry.key is None:
+            return False
+        return self._offsets.get(entry.key, -1) > entry.offset
+
+    def _count(self) -> None:
+        before, self.bytes = self.bytes, KEY_COST * len(self._offsets)
+        self._rings.bytes += self.bytes - before
+
+    def _forget(self) -> None:
+        self._offsets = {}
+        self._count()
 
 
 def weight(entry: object) -> int:

@@ -33,7 +33,8 @@ class Ring(Protocol):
 
 
 class Rings:
-    """The bytes that the rings of some channels hold, within a limit.
+    """The bytes that the rings of some channels hold, within a limit, and what conflated clients
+    know of the latest records.
 
     One instance a hub, shared by its channels. A channel calls `grow` for what it takes up, which
     makes room as soon as `bytes` is over `limit`, and subtracts from `bytes` what it drops.
@@ -57,6 +58,10 @@ class Rings:
         self.bytes = 0
         self.limit = limit
         self._find = find
+
+    def has_room(self, size: int) -> bool:
+        """Return whether so many bytes more are within the limit."""
+        return self.limit is None or self.bytes + size <= self.limit
 
     def grow(self, size: int) -> None:
         """Count so many bytes more, and make room where they exceed the limit."""

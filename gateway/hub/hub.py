@@ -242,7 +242,8 @@ class Hub:
             raise MemoryFull
         deadline = asyncio.get_running_loop().time() + self._patience(view)
         with self.topics.holding(view.topics):
-            await self.topics.open_by(deadline, view.topics, known=start.token is not None)
+            may_be_gone = start.token is not None or view.is_pattern
+            await self.topics.open_by(deadline, view.topics, known=may_be_gone)
             if start.token is not None:
                 token = await self.resumption.admit(
                     start.token,
@@ -482,7 +483,7 @@ class Hub:
                 if client.outlet is not None and client.outlet.full:
                     client.subscription.shed()
             backlog = self._measure_backlog()
-        self.rings.bytes = sum(channel.bytes for channel in self._channels())
+        self.rings.bytes = sum(each.bytes + each.latest_bytes for each in self._channels())
         views = sum(view.size for shared in tails for view, _ in shared.channels)
         self.memory = {
             "rings": self.rings.bytes,

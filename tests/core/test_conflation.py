@@ -3,14 +3,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.keyed import KEYS, PARTITIONS, Client, Topic
 from support.keyed import keyless as keyless_of
 
-from gateway.core.conflation import COST, Stretch, latest, weight
+from gateway.core.conflation import (
+    COST,
+    KEY_COST,
+    LOOK_ENTRIES,
+    LatestOffsets,
+    Stretch,
+    latest,
+    weight,
+)
+from gateway.core.log import Log, size_of
 from gateway.core.position import Place
 from gateway.core.record import Entry, Gap, Ready, Reason, Record, Skip, TopicPartition
+from gateway.core.rings import Rings
 from gateway.core.slow import SlowClient
 from gateway.core.subscription import Subscription
 
@@ -141,6 +152,96 @@ def test_a_stretch_holds_so_much_and_what_follows_tells_what_is_not_the_latest(
         at, got = made.end, got + left
     records_got = [e for e in got if isinstance(e, Record)]
     assert records_got == [e for e in latest(history) if isinstance(e, Record)]
+
+
+# what the log has of the latest
+
+
+def filled(keys: int, rounds: int, value: bytes = b"v") -> Log:
+    """A log in which every key comes once a round."""
+    log = Log(A, 1 << 30, 1e9)
+    log.open(0, 0)
+    for n in range(keys * rounds):
+        log.append(record(n, b"%d" % (n % keys), value), 0.0)
+    return log
+
+
+def looked(log: Log, offset: int = 0, limit: int | None = None) -> LatestOffsets:
+    made = LatestOffsets(Rings(limit))
+    for _ in range(len(log) // LOOK_ENTRIES + 1):
+        made.look(log, offset, log.next)
+    return made
+
+
+def test_the_log_tells_which_records_were_replaced():
+    log = filled(1000, 7)
+    latest = looked(log)
+    left = [entry.offset for entry in log.read(0) if not latest.has_replaced(entry)]
+    assert left == list(range(6000, 7000))
+
+
+def test_what_was_replaced_by_what_was_cut_off_was_not():
+    log = filled(10, 2)
+    latest = looked(log)
+    log.append(Gap(A, 20, 12, 1, Reason.TRUNCATED), 0.0)
+    latest.look(log, 0, log.next)
+    assert not latest.has_replaced(record(5, b"5"))
+
+
+def test_records_that_a_view_does_not_show_replace_none():
+    log = Log(A, 1 << 30, 1e9)
+    log.open(0, 0)
+    for offset, value in enumerate((b"22", b"1")):
+        log.append(record(offset, b"a", value), 0.0)
+    latest = LatestOffsets(Rings(), even)
+    latest.look(log, 0, log.next)
+    assert not latest.has_replaced(record(0, b"a", b"22"))
+
+
+def test_what_the_tail_has_not_come_to_replaces_nothing():
+    log = filled(10, 2)
+    latest = LatestOffsets(Rings())
+    latest.look(log, 0, 15)
+    assert latest.has_replaced(record(4, b"4"))
+    assert not latest.has_replaced(record(5, b"5"))
+
+
+def test_without_room_no_more_is_kept_and_what_is_kept_counts():
+    log = filled(20_000, 1)
+    room = 3 * LOOK_ENTRIES * KEY_COST
+    made = looked(log, limit=room)
+    assert 0 < made.bytes <= room
+    free = looked(log)
+    assert free.bytes == 20_000 * KEY_COST
+
+
+def test_keys_that_the_log_does_not_hold_any_more_are_let_go_of():
+    log = Log(A, 1000 * size_of(record(0, b"123456")), 1e9)
+    log.open(0, 0)
+    latest = LatestOffsets(Rings())
+    for n in range(100_000):
+        log.append(record(n, b"%06d" % n), 0.0)
+        if n % 500 == 0:
+            latest.look(log, 0, log.next)
+    assert latest.bytes <= (2 * 1000 + 2 * LOOK_ENTRIES) * KEY_COST
+
+
+@pytest.mark.parametrize("keys, size", [(1, 1000), (1_500, 1000), (40, 1_000_000)])
+def test_a_slow_client_is_behind_by_the_latest_of_each_key_at_most(keys: int, size: int):
+    """With more than 1 MiB of them it was sent every record, and never live again."""
+    topic = Topic(ring=1, cache=1 << 40)
+    client = Client(topic, slow=SlowClient.CONFLATE)
+    names, value, step = [b"%d" % n for n in range(keys)], b"x" * size, max(2, keys // 40)
+    for turn in range(12 * keys // step + 12):
+        for n in range(step):
+            topic.write(0, names[(turn * step + n) % keys], value)
+        got = 0  # half of what comes
+        while got < step // 2 and (lines := client.take(400) or client.subscription.more):
+            got += len(lines) if isinstance(lines, list) else 0
+        assert client.id is not None
+        assert topic.ends()[0] - client.id[0] <= 2 * keys + 2 * step
+    client.take_all()
+    assert client.known.table == topic.known(topic.ends())
 
 
 # clients of conflated views, and slow ones that are conflated
