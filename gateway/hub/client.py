@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -23,6 +22,7 @@ from ..core.throttle import Throttle
 from ..core.token import Token
 from ..telemetry.about import about
 from ..telemetry.traffic import CATCHING_UP, SLOW, THROTTLED, UNPAID
+from .alarm import WallAlarm
 from .allowance import Allowance
 from .lacks import Lacks
 from .outlet import Outlet
@@ -140,7 +140,7 @@ class Client:
         self._fan: Fan | None = None  # while it rides
         self.herd: Herd | None = None  # while that one sees to what it is sent
         self._soon = self._ended = self._closed = False
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: WallAlarm | None = None
         self.expire_at(expires)
         if token is not None or since is not None or subscription.own:
             self._lacks = Lacks(hub, shared, subscription, self.wake, token=token, since=since)
@@ -282,15 +282,10 @@ class Client:
             self._alarm.cancel()
             self._alarm = None
         if expires is not None:
-            left = max(0.0, expires - time.time())
-            self._alarm = asyncio.get_running_loop().call_later(left, self._expire, expires)
+            self._alarm = WallAlarm(expires, self._expire)
 
-    def _expire(self, expires: float) -> None:
-        """Timers go by another clock, which may be ahead."""
-        if time.time() < expires:
-            self.expire_at(expires)
-        else:
-            self.end(EXPIRED)
+    def _expire(self) -> None:
+        self.end(EXPIRED)
 
     def end(self, reason: str) -> None:
         """End the stream with an `end` event."""

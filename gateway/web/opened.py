@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from starlette.exceptions import HTTPException
 from ..config import Route
 from ..core.slow import SlowClient
 from ..errors import GatewayError, KafkaError, RequestError, UnknownTopic
+from ..hub.alarm import WallAlarm
 from ..hub.client import CHANGED, Client, Handover
 from ..hub.hubs import TopicOf
 from ..hub.view import View
@@ -79,7 +81,7 @@ class Opened:
         self._client: Client | None = None
         self._begun = False
         self._next: Next | None = None
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: WallAlarm | None = None
         self._ending = ""
         self.number = routes.openings.add(self)
 
@@ -205,9 +207,8 @@ class Opened:
         ending = self.match.granted.expiring
         lead = None if ending is None else self.routes.challenge(ending.guard)
         if ending is not None and lead is not None and ending.expires is not None:
-            due = max(0.0, ending.expires - lead - time.time())
-            loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(due, self._challenge, ending.guard, ending.expires)
+            ask = partial(self._challenge, ending.guard, ending.expires)
+            self._alarm = WallAlarm(ending.expires - lead, ask)
 
     def _challenge(self, guard: str, expires: float) -> None:
         """Ask the client for a new token."""

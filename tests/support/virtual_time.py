@@ -1,0 +1,39 @@
+"""An event loop whose clock jumps to the next timer as soon as nothing else is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Minutes of timers pass in milliseconds. Nothing in it may use a socket or a thread."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        """Return the virtual time, in seconds since the loop was made."""
+        return self.now
+
+
+class _Selector(selectors.SelectSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nothing is left to do, and no timer is set"
+        self._loop.now += max(0.0, timeout)
+        return super().select(0)
+
+
+def run_virtually(main: Coroutine[Any, Any, T]) -> T:
+    """Return what `main` returns, run in a `VirtualLoop` of its own."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)
