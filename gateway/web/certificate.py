@@ -3,7 +3,8 @@
 The server keeps one context for as long as it runs; each handshake is led from there to the context
 of what the files hold by now (OpenSSL asks for it with the name that a client wants, also where it
 wants none). Streams that run are not touched. What cannot be used, a key of another certificate or
-half of a file, is refused, and the one before stays.
+half of a file, is refused, and the one before stays; so it does while it is valid and the new one
+is not, or not yet.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class TlsContext:
         self._seen = stamp(settings)
         self.context = context_of(settings)
         self._now = self.context
-        self.expires = expiry(settings.certificate)
+        self._begins, self.expires = validity(settings.certificate)
         self.context.sni_callback = self._lead
 
     def reload(self, settings: ListenTls | None = None) -> bool:
@@ -53,17 +54,25 @@ class TlsContext:
         wanted = settings or self._settings
         seen = stamp(wanted)
         try:
-            made, expires = context_of(wanted), expiry(wanted.certificate)
+            made, (begins, expires) = context_of(wanted), validity(wanted.certificate)
+            if not begins <= time.time() < expires and self._is_valid():
+                what = "is not valid yet" if time.time() < begins else "is not valid any more"
+                name = wanted.certificate
+                raise GatewayError(f"listen.tls: {name} {what}; write one that is valid now")
         except GatewayError as exc:
             self._seen = seen
             log.error("the certificate is not renewed, the one before stays: %s", exc)
             return False
-        self._settings, self._seen, self._now, self.expires = wanted, seen, made, expires
+        self._settings, self._seen, self._now = wanted, seen, made
+        self._begins, self.expires = begins, expires
         self.context.verify_mode = made.verify_mode  # what it is that a handshake begins with
         left = (expires - time.time()) / 86_400
         how = log.warning if left <= 0 else log.info
         how("certificate renewed from %s; it is valid for %.1f days", wanted.certificate, left)
         return True
+
+    def _is_valid(self) -> bool:
+        return self._begins <= time.time() < self.expires
 
     async def watch(self) -> None:
         """Reload when a file is another one, or has changed, until cancelled."""
@@ -99,13 +108,17 @@ def context_of(settings: ListenTls) -> ssl.SSLContext:
     return made
 
 
-def expiry(certificate: Path) -> float:
-    """When the first one of a chain is over, in seconds since 1970. Raises GatewayError."""
+def validity(certificate: Path) -> tuple[float, float]:
+    """Return from when and until when the first one of a chain is valid, in seconds since 1970.
+
+    Raises:
+        GatewayError: The file cannot be read.
+    """
     try:
         read = x509.load_pem_x509_certificates(certificate.read_bytes())
     except (OSError, ValueError) as exc:
         raise GatewayError(f"listen.tls: {certificate} cannot be read ({exc}); write it") from None
-    return read[0].not_valid_after_utc.timestamp()
+    return read[0].not_valid_before_utc.timestamp(), read[0].not_valid_after_utc.timestamp()
 
 
 def stamp(settings: ListenTls) -> Stamp:

@@ -26,13 +26,13 @@ class Authority:
         self.path = directory / f"{name.replace(' ', '-')}.pem"
         self.path.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
 
-    def signed(self, name: str, days: float = 1) -> Path:
+    def signed(self, name: str, days: float = 1, begins: float | None = None) -> Path:
         """One file with a PKCS8 key and its certificate, for localhost and 127.0.0.1. days: that
-        it is valid; below 0 for one that is expired."""
+        it is valid; below 0 for one that is expired. begins: days until it is."""
         key = ec.generate_private_key(ec.SECP256R1())
         names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
         certificate = (
-            self._builder(_name(name), key, days)
+            self._builder(_name(name), key, days, begins)
             .add_extension(x509.SubjectAlternativeName(names), False)
             .sign(self._key, hashes.SHA256())
         )
@@ -53,16 +53,22 @@ class Authority:
         return made
 
     def _builder(
-        self, subject: x509.Name, key: ec.EllipticCurvePrivateKey, days: float
+        self,
+        subject: x509.Name,
+        key: ec.EllipticCurvePrivateKey,
+        days: float,
+        begins: float | None = None,
     ) -> x509.CertificateBuilder:
         now = datetime.datetime.now(datetime.UTC)
+        before = datetime.timedelta(hours=1, days=max(0.0, -days))
+        since = now - before if begins is None else now + datetime.timedelta(days=begins)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)
             .issuer_name(self._name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(hours=1, days=max(0.0, -days)))
+            .not_valid_before(since)
             .not_valid_after(now + datetime.timedelta(days=days))
         )
 

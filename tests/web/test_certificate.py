@@ -20,7 +20,7 @@ from gateway.errors import GatewayError
 from gateway.telemetry import catalog
 from gateway.telemetry.figures import Figures
 from gateway.web import certificate
-from gateway.web.certificate import TlsContext, expiry
+from gateway.web.certificate import TlsContext, validity
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_new_handshakes_get_what_is_in_the_files_by_now(
         assert shown(tls.context, ours.context(), name) != f"CN={subject}"
         assert tls.reload()
         assert shown(tls.context, ours.context(), name) == f"CN={subject}"
-        assert tls.expires == expiry(path)
+        assert tls.expires == validity(path)[1]
 
 
 def test_what_cannot_be_used_is_refused_and_the_one_before_stays(
@@ -182,10 +182,23 @@ def test_its_expiry_is_a_figure(ours: Authority):
     assert list(figures[catalog.CERTIFICATE_EXPIRES].values()) == [tls.expires]
 
 
-def test_one_that_is_over_is_taken_with_a_warning(
+@pytest.mark.parametrize("days, what", [(-1, "any more"), (3, "yet")])
+def test_one_that_is_not_valid_now_never_replaces_one_that_is(
+    ours: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, days: float, what: str
+):
+    """It was taken with a warning, and every handshake failed from then on."""
+    path = put(ours.signed("old"), tmp_path / "server.pem")
+    tls = TlsContext(settings(path))
+    put(ours.signed("new", days=days, begins=2 if days > 0 else None), path)
+    assert not tls.reload()
+    assert f"is not valid {what}; write one that is valid now" in caplog.text
+    assert shown(tls.context, ours.context()) == "CN=old"
+
+
+def test_one_that_is_over_takes_the_place_of_one_that_is_over(
     ours: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    path = put(ours.signed("old"), tmp_path / "server.pem")
+    path = put(ours.signed("old", days=-2), tmp_path / "server.pem")
     tls = TlsContext(settings(path))
     put(ours.signed("new", days=-1), path)
     assert tls.reload()
