@@ -17,6 +17,7 @@ class View:
     fields: of the value that are shown, by JSON pointer; all of it where there are none.
     cluster: that has the topics, by its name; a position is of one cluster anyway.
     interval: seconds in which the latest of each key is sent; None for every record, at once.
+    is_pattern: some of its topics were found by a pattern, and may be gone again.
     digest: the same in every process, so that any replica can tell whether a token is of it. A
             position is one of the view whatever its interval.
     size:   characters of what it says, which a client may make long.
@@ -31,6 +32,7 @@ class View:
     interval: float | None = None
     cluster: str = ""
     route: str = ""
+    is_pattern: bool = field(default=False, compare=False)
     digest: bytes = field(init=False, compare=False, repr=False)
     size: int = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from ..config import Route, Settings, fields_of, filters_of_all
@@ -97,9 +98,11 @@ class Views:
         cluster = self.cluster_of(route)
         known = self._configured[cluster]
         fill = Fill(params, dict(asked), granted)
-        if route.with_.allow and any(map(is_glob, _sources(route, fill))):
-            known |= await self._hubs.of(cluster).cluster.topics()
-        return view_of(route, fill, chosen, known=known, cluster=cluster)
+        is_pattern = bool(route.with_.allow) and any(map(is_glob, _sources(route, fill)))
+        if is_pattern:  # it means what there is, not what is configured and may be absent
+            known = await self._hubs.of(cluster).cluster.topics()
+        view = view_of(route, fill, chosen, known=known, cluster=cluster)
+        return replace(view, is_pattern=True) if is_pattern else view
 
     def cluster_of(self, route: Route) -> str:
         """The name of the cluster that a route is of."""
