@@ -304,6 +304,10 @@ class Reading:
             self.place = _new(Place, (fetched.next, fetched.epoch, 0))
         return out
 
+    def retry(self, now: float) -> None:
+        """What it waits for may be over: do not wait for the end of the delay."""
+        self.retry_at = min(self.retry_at, now)
+
     def on_error(self, cause: Cause, now: float, delay: float | None = None) -> list[Entry]:
         """The leader answered with an error, or did not answer. `delay` in seconds, where the
         broker's own backoff has decided; two that add up would come back late."""

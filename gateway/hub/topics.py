@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterable, Sequence
 
 from ..config import Kafka, Topic
 from ..core.record import TopicPartition
-from ..core.recovery import Cause
+from ..core.recovery import Cause, cause_of
 from ..errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from ..kafka.cluster import Cluster
 from ..kafka.connections import Role
 from ..kafka.fetch_messages import Want
+from ..kafka.offsets import code_of
 from ..telemetry.about import apart
 from .feeds import Feeds
-
-log = logging.getLogger(__name__)
 
 PROBE = 1.0  # seconds to wait for a broker's word on access
 DENIED = 29
@@ -207,8 +205,10 @@ class Topics:
             try:
                 await self._open(name)
             except KafkaError as exc:
-                log.warning("bootstrap of %s waits: %s", name, exc)
+                cause = cause_of(code_of(exc))
+                self.cluster.outages.fail(f"bootstrap topic={name}", cause, str(exc))
                 await asyncio.sleep(exc.retry_after or 1.0)
+        self.cluster.outages.recover(f"bootstrap topic={name}", "is read")
 
     def _is_warm(self, name: str) -> bool:
         feeds = self.feeds.by_topic.get(name, [])

@@ -7,6 +7,7 @@ again in the background, and `reachable` and `error` say how it stands.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from .fetch_messages import Fetched, Want
 from .inflation import Inflation
 from .messages import TopicAnswer
 from .metadata import Metadata
+from .outages import Outages
 from .quiet import quieten
 from .sessions import FetchSession
 
@@ -72,7 +74,7 @@ class ClusterSettings:
 
 
 class Cluster:
-    """Connections and metadata of one cluster.
+    """Connections and metadata of one cluster; `outages` says in the log what of it fails.
 
     async with it, or `start` and `close`, as often as needed; nothing outlives `close`.
     """
@@ -90,11 +92,13 @@ class Cluster:
             request_timeout=settings.request_timeout,
             backoff=lambda: Backoff(ceiling=ceiling, random=random.random, floor=floor),
         )
+        self.outages = Outages(time.monotonic)
         self.metadata = Metadata(
             self.connections,
             [address(server) for server in settings.servers],
             max_age=settings.metadata_max_age,
             hedge=settings.metadata_hedge,
+            outages=self.outages,
         )
         self.coordinators = Coordinators(self)
         self.inflation = Inflation()

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 SPARE_IDLE = 30.0  # seconds after which a spare connection is closed
+RETIRE_SECONDS = 0.1  # between two looks whether a connection may be closed
 AGAIN = 0.5  # seconds without TCP's answer after which it is tried once more beside that
 _FOREVER_MS = 86_400_000  # aiokafka's own timeout leaves the connection open; ours closes it
 
@@ -50,12 +52,21 @@ class Role(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """One open connection."""
+    """One open connection.
+
+    throttled_until: the broker answers late until then, without being ill; loop time.
+    renew_at: when it is to be replaced, since its session ends soon; loop time.
+    is_used:  a request was answered on it.
+    lock:     for who puts another connection in the place of a closed one.
+    """
 
     node: int
     role: Role
     conn: Connection
     throttled_until: float = 0.0
+    renew_at: float = inf
+    is_used: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def versions(self) -> Mapping[int, tuple[int, int]]:
@@ -66,6 +77,10 @@ class Link:
     @property
     def open(self) -> bool:
         return bool(self.conn.connected())
+
+    def is_due(self, now: float) -> bool:
+        """Return whether its session ends so soon that no request should be begun on it."""
+        return now >= self.renew_at
 
 
 @dataclass(slots=True)
@@ -112,6 +127,7 @@ class Connections:
         self._idle = idle
         self._backoff = backoff
         self._nodes: dict[int, _Node] = {}
+        self._listeners: list[Callable[[int], None]] = []
         self._closed = False
 
     def know(self, addresses: Mapping[int, tuple[str, int]]) -> None:
@@ -122,6 +138,12 @@ class Connections:
                 if known is not None:
                     self._drop(known)
                 self._nodes[node] = _Node(address, self._backoff())
+
+    def listen(self, listener: Callable[[int], None]) -> Callable[[], None]:
+        """Have it called with each broker that answers again after a failure; the result ends
+        that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def retry_at(self, node: int) -> float | None:
         """Loop time before which no connection to the broker is tried, None if it may be."""
@@ -146,7 +168,7 @@ class Connections:
         # A throttled broker answers late without being ill (KIP-219).
         wait = (within or self.request_timeout) + max(0.0, link.throttled_until - started)
         try:
-            answer: R = await _within(wait, lambda: link.conn.send(request))
+            answer = await self._exchange(link, request, wait)
         except BROKEN as exc:
             link.conn.close()
             self.asked.failures[request.NAME, cause_of(exc)] += 1
@@ -156,6 +178,48 @@ class Connections:
         self._trace(link, request.NAME, began)
         self._succeeded(link, getattr(answer, "throttle_ms", 0))
         return answer
+
+    async def _exchange(self, link: Link, request: Request[R], wait: float) -> R:
+        """Return the answer. A request that comes when the broker has just closed the connection,
+        as idle or as its session is over, is sent once more on another one: it was not read."""
+        conn, is_used = link.conn, link.is_used
+        ends = asyncio.get_running_loop().time() + wait
+        try:
+            return await _within(wait, lambda: conn.send(request))
+        except BROKEN as exc:
+            if not is_used or conn.connected() or cause_of(exc) is not Cause.CONNECTION:
+                raise
+        await self._reopen(link, conn)
+        left = max(0.0, ends - asyncio.get_running_loop().time())
+        return await _within(left, lambda: link.conn.send(request))
+
+    async def _reopen(self, link: Link, closed: Connection) -> None:
+        """Put another connection in the place of a closed one; once for all whose requests were
+        on it. Raises what `_connected` raises, and KafkaError."""
+        async with link.lock:
+            if link.conn is not closed:
+                return
+            known, idle = self._known(link.node), self._idle_of(link.role)
+            conn = await _within(self.request_timeout, lambda: self._connected(known.address, idle))
+            if self._closed or self._nodes.get(link.node) is not known:
+                conn.close()
+                raise BrokerUnavailable(f"broker {link.node} moved", node=_public(link.node))
+            link.conn, link.is_used, link.renew_at = conn, False, self._renewal(conn)
+
+    def _renewal(self, conn: Connection) -> float:
+        """Return when a connection is to be replaced: after 0.7 to 0.9 of its session, so that not
+        all are at once."""
+        session = conn.session_seconds
+        if session <= 0:
+            return inf
+        return asyncio.get_running_loop().time() + session * (0.7 + 0.2 * random.random())
+
+    def _retire(self, link: Link) -> None:
+        """Close a connection once what is under way on it is answered."""
+        if link.conn.is_idle or not link.open:
+            link.conn.close()
+        else:
+            asyncio.get_running_loop().call_later(RETIRE_SECONDS, self._retire, link)
 
     def _trace(
         self, link: Link, api: str, began: float, failure: BaseException | None = None
@@ -172,7 +236,9 @@ class Connections:
         known = self._known(node)
         link = known.links.get(role)
         if link is not None and link.open:
-            return link
+            if not link.is_due(asyncio.get_running_loop().time()):
+                return link
+            self._retire(known.links.pop(role))
         attempt = known.connecting.get(role)
         if attempt is None:
             self._gate(node, known)
@@ -212,8 +278,9 @@ class Connections:
     async def _lend(self, node: int, known: _Node) -> Link:
         while known.spares:
             link = known.spares.pop()  # the last one: the others become idle, and are closed
-            if link.open:
+            if link.open and not link.is_due(asyncio.get_running_loop().time()):
                 break
+            link.conn.close()
         else:
             self._gate(node, known)
             link = await self._open(node, Role.SPARE, known)
@@ -254,12 +321,12 @@ class Connections:
         started = asyncio.get_running_loop().time()
         try:
             conn = await _within(
-                self.request_timeout, lambda: self._connected(*known.address, self._idle_of(role))
+                self.request_timeout, lambda: self._connected(known.address, self._idle_of(role))
             )
         except (*BROKEN, KafkaError) as exc:
             self.asked.refused[cause_of(exc)] += 1
             raise self._failed(node, exc, started) from exc
-        link = Link(node, role, conn)
+        link = Link(node, role, conn, renew_at=self._renewal(conn))
         if self._closed or self._nodes.get(node) is not known:
             conn.close()
             raise BrokerUnavailable(f"broker {node} moved", node=_public(node))
@@ -271,14 +338,14 @@ class Connections:
     def _idle_of(self, role: Role) -> float:
         return min(self._idle, SPARE_IDLE) if role is Role.SPARE else self._idle
 
-    async def _connected(self, host: str, port: int, idle: float) -> Connection:
+    async def _connected(self, address: tuple[str, int], idle: float) -> Connection:
         """Whichever attempt is through first. TCP repeats a lost SYN after 1, 3 and 7 s (RFC 6298
         2.1, 5.5): a broker that is back after 4 s would be found after 7."""
         attempts: dict[asyncio.Task[object], Connection] = {}
         try:
             while True:
                 if not any(conn.connected() for conn in attempts.values()):
-                    conn = self._connection(host, port, idle)
+                    conn = self._connection(*address, idle)
                     attempts[asyncio.create_task(conn.connect())] = conn
                 done, _ = await asyncio.wait(
                     attempts, timeout=AGAIN, return_when=asyncio.FIRST_COMPLETED
@@ -329,10 +396,13 @@ class Connections:
         )
 
     def _succeeded(self, link: Link, throttle_ms: int) -> None:
+        link.is_used = True
         known = self._nodes.get(link.node)
         if known is not None and known.retry_at is not None:
             known.retry_at = None
             known.backoff.succeeded()
+            for listener in tuple(self._listeners):
+                listener(link.node)
         if throttle_ms > 0:
             link.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
 

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 Deliver = Callable[[Reading, Sequence[Entry]], None]
 MOCK_WAIT = 0.01  # seconds
+BROKER_CAUSES = frozenset({Cause.CONNECTION, Cause.TIMEOUT, Cause.AUTHENTICATION})
 _UNKNOWN = (3, 17)
 
 
@@ -77,6 +78,7 @@ class Fetcher:
         self._wake = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
         self._unlisten = cluster.metadata.listen(self._changed)
+        self._unlisten_brokers = cluster.connections.listen(self._retry_broker)
         self._spawn(self._ask_forever())
 
     @property
@@ -114,12 +116,30 @@ class Fetcher:
 
     async def close(self) -> None:
         self._unlisten()
+        self._unlisten_brokers()
         self.jobs.clear()
         self.free.clear()
         tasks = [*self._tasks, *([self._refreshing] if self._refreshing else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _retry_broker(self, node: int) -> None:
+        """A broker answers again: what waits for it is asked for at once, and not one partition
+        after the other as their delays end, up to a minute later."""
+        now = self.now()
+        for job in self.free.values():
+            if job.node(now) == node and job.reading.cause in BROKER_CAUSES:
+                job.reading.retry(now)
+        self.kick()
+
+    def retry_topic(self, topic: str) -> None:
+        """One partition of a topic may be read again, so all of them may."""
+        now = self.now()
+        for job in self.free.values():
+            if job.reading.tp.topic == topic and job.reading.cause is Cause.DENIED:
+                job.reading.retry(now)
+        self.kick()
 
     # for lanes
 

@@ -20,7 +20,7 @@ from gateway.core.position import NO_EPOCH
 from gateway.core.reading import Fetch, Reading
 from gateway.core.record import Entry, Gap, Reason, TopicPartition
 from gateway.core.recovery import RULES, Action, Cause, cause_of
-from gateway.errors import BrokerUnavailable, KafkaError
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 
 from .batches import BULK_RECORDS, gather, slices
 from .connections import Role
@@ -40,6 +40,7 @@ _new = tuple.__new__  # 0.2 us less than `core.Fetched(...)`
 
 NEWCOMER = 1.0  # seconds for which a partition counts as one
 REPLICA_FOR = 300.0  # seconds for which a nearer replica is read (KIP-392)
+RESUMED_SECONDS = 0.5  # for which partitions that resume are gathered for one line of the log
 STUCK = 0.5  # seconds a fetch may be late before metadata is asked for another leader
 MAX_BYTES = 1 << 20  # of one answer: 5,000 records of 200 bytes decode in 10 ms
 
@@ -57,6 +58,9 @@ class Lane:
         self._gathers = role is Role.CATCHUP  # one who reads back takes one answer at a time
         self._loop = asyncio.get_running_loop()
         self._late: asyncio.TimerHandle | None = None
+        self._outage = f"FETCH disconnect broker={node}"
+        self._is_failing = False
+        self._resumed: dict[Cause, list[TopicPartition]] = {}
         made = FetchSession if role is Role.TAIL else FetchSession.forgetful
         self._committed = Round(READ_COMMITTED, made())
         self._uncommitted = Round(READ_UNCOMMITTED, made())
@@ -111,6 +115,9 @@ class Lane:
         except KafkaError as exc:
             self._failed(asked, exc)
             return
+        if self._is_failing:
+            self._is_failing = False
+            self._fetcher.cluster.outages.recover(self._outage, "is over")
         for tp, fetched in answers.items():
             job = asked.jobs.get(tp)
             if job is None:
@@ -289,11 +296,30 @@ class Lane:
         was = job.reading.cause
         entries = job.reading.on_fetched(fetched, now)
         if was is not None:
-            extra = {**job.reading.tp._asdict(), "cause": was}
-            log.info("FETCH resumed %s after cause=%s", _named(job.reading), was, extra=extra)
+            self._note_resumed(job.reading.tp, was)
             self._fetcher.arrived(job)
+            if was is Cause.DENIED:
+                self._fetcher.cluster.outages.recover(_denied(job.reading.tp), "may be read again")
+                self._fetcher.retry_topic(job.reading.tp.topic)
         if entries:
             self._fetcher.hand(job, entries)
+
+    def _note_resumed(self, tp: TopicPartition, cause: Cause) -> None:
+        """Have it said, in one line with all that resume at about the same time."""
+        if not self._resumed:
+            self._loop.call_later(RESUMED_SECONDS, self._tell_resumed)
+        self._resumed.setdefault(cause, []).append(tp)
+
+    def _tell_resumed(self) -> None:
+        resumed, self._resumed = self._resumed, {}
+        for cause, tps in resumed.items():
+            extra = {"broker": self._node, "cause": cause}
+            if len(tps) == 1:
+                what = f"topic={tps[0].topic} partition={tps[0].partition}"
+                extra |= tps[0]._asdict()
+            else:
+                what = f"broker={self._node}: {len(tps)} partitions"
+            log.info("FETCH resumed %s after cause=%s", what, cause, extra=extra)
 
     def _stalled(self, asked: Round, job: Job) -> None:
         """Start the conversation over: what one of the two sides believes is wrong."""
@@ -311,14 +337,18 @@ class Lane:
             job.replica = None
             return
         self._fetcher.hinder(job, cause, None)
+        if cause is Cause.DENIED:
+            why = "the gateway may not read it; allow it READ"
+            self._fetcher.cluster.outages.fail(_denied(job.reading.tp), cause, why)
         if RULES[cause].action in (Action.REFRESH, Action.WATCH):
             self._fetcher.refresh(f"{job.reading.tp}: {cause}")
 
     def _failed(self, asked: Round, exc: KafkaError) -> None:
         cause = cause_of(code_of(exc))
-        delay = exc.retry_after if isinstance(exc, BrokerUnavailable) else None
-        extra = {"broker": self._node, "cause": cause}
-        log.info("FETCH disconnect broker=%s cause=%s: %s", self._node, cause, exc, extra=extra)
+        brokers_own = isinstance(exc, (BrokerUnavailable, AuthenticationFailed))
+        delay = exc.retry_after if brokers_own else None
+        self._fetcher.cluster.outages.fail(self._outage, cause, str(exc), broker=self._node)
+        self._is_failing = True
         for job in list(asked.jobs.values()):
             if job.flight is asked:
                 job.replica = None
@@ -335,5 +365,5 @@ def _nothing_new(reading: Reading) -> core.Fetched:
     )  # fmt: skip
 
 
-def _named(reading: Reading) -> str:
-    return f"topic={reading.tp.topic} partition={reading.tp.partition}"
+def _denied(tp: TopicPartition) -> str:
+    return f"topic={tp.topic}"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.core.record import TopicPartition
+from gateway.core.recovery import Cause, cause_of
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.telemetry.about import apart
 
@@ -25,6 +27,8 @@ from .connections import Connections
 from .failures import cancels_caller
 from .messages import BrokerAnswer, TopicAnswer
 from .names import TopicNames
+from .offsets import code_of
+from .outages import Outages
 
 UNKNOWN_TOPIC = 3
 INVALID_TOPIC = 17
@@ -53,6 +57,7 @@ class Metadata:
     bootstrap: host and port of the servers to begin with.
     max_age:   seconds after which everything watched is asked for again.
     hedge:     seconds of silence after which another broker is asked as well.
+    outages:   where it says what fails.
     """
 
     def __init__(
@@ -62,8 +67,10 @@ class Metadata:
         *,
         max_age: float = 2.0,
         hedge: float = 1.0,
+        outages: Outages | None = None,
     ) -> None:
         self.error: KafkaError | None = None
+        self._outages = outages or Outages(time.monotonic)
         self._brokers = Brokers(connections, bootstrap, hedge)
         self.names = TopicNames(self._brokers)
         self._max_age = max_age
@@ -263,10 +270,30 @@ class Metadata:
             node, answer = await self._brokers.ask(sorted(self._asked), last=self._doubtful())
         except KafkaError as exc:
             self.error = exc
+            self._outages.fail("Kafka", cause_of(code_of(exc)), str(exc))
             raise
         self.error = None
+        self._outages.recover("Kafka")
         for name in self._asked & self._watched:
             self._merge(answer.topics.get(name, _unknown(name)), node)
+        self._tell_leaderless()
+
+    def _tell_leaderless(self) -> None:
+        lacking = [
+            f"{name}-{number}"
+            for name, watched in self._topics.items()
+            for number, partition in watched.known.partitions.items()
+            if partition.leader < 0
+        ]
+        if not lacking:
+            self._outages.recover("partitions", "have leaders again")
+            return
+        names = ", ".join(lacking[:10]) + (f" and {len(lacking) - 10} more" if lacking[10:] else "")
+        what = "partition has" if len(lacking) == 1 else "partitions have"
+        why = (
+            f"{len(lacking)} {what} no leader: {names}; start the brokers that have replicas of it"
+        )
+        self._outages.fail("partitions", Cause.NO_LEADER, why)
 
     async def _space(self) -> None:
         loop = asyncio.get_running_loop()

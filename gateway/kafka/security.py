@@ -7,12 +7,13 @@ they expire needs no restart.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, OAuthAuthenticator
+from aiokafka.protocol.admin import SaslAuthenticateRequest
 
 from gateway.config.trust import client_context
 from gateway.errors import AuthenticationFailed
@@ -41,7 +42,29 @@ def credentials(security: Security | None) -> Credentials:
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there
-    """aiokafka's, made to hear that a bearer token is refused."""
+    """aiokafka's, made to hear that a bearer token is refused, and how long a session lasts.
+
+    session_seconds: after which the broker closes the connection upon the next request (KIP-368);
+                     0 for never.
+    """
+
+    session_seconds: float = 0.0
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no request waits for its answer."""
+        return not self._requests
+
+    def send(self, request: Any, expect_response: bool = True) -> Awaitable[Any]:
+        answer: Awaitable[Any] = super().send(request, expect_response)
+        return (
+            self._note_session(answer) if isinstance(request, SaslAuthenticateRequest) else answer
+        )
+
+    async def _note_session(self, answer: Awaitable[Any]) -> Any:
+        found = await answer
+        self.session_seconds = getattr(found, "session_lifetime_ms", 0) / 1000
+        return found
 
     def authenticator_oauth(self) -> OAuthAuthenticator:
         return _Bearer(sasl_oauth_token_provider=self._sasl_oauth_token_provider)

@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 import signal
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,18 +21,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from support.admin import Admin
-from support.brokers import Broker
+from support.brokers import Broker, started
 from support.certificates import Authority
 from support.clients.client import Event
 from support.clients.raw import RawClient
 from support.gateways import config_for, running_gateway
 from support.oracle import Oracle
 from support.proxy import Api, KafkaProxy
-from support.secured import allow, jwt
+from support.secured import USERS, allow, jwt
 from support.served import served
 
 from gateway.core.record import TopicPartition
-from gateway.kafka.local import LocalKafka
+from gateway.kafka.local import LocalKafka, Security
 
 TOPIC = "guarded"
 READERS = ("User:carol", "User:CN=client")
@@ -110,6 +112,41 @@ async def denied(config: Mapping[str, Any]) -> None:
         answer = await http.get(f"{gateway.base_url}/events/{TOPIC}")
         assert answer.status_code == 403, answer.text
         assert answer.json()["topic"] == TOPIC
+
+
+async def test_sessions_that_end_cost_nobody_an_answer():
+    """The broker closed each connection whose session was over upon the next request, which was a
+    503, and each partition was told as lost and back (KIP-368)."""
+    security = Security(users=USERS, mechanisms=("PLAIN",))
+    properties = {"connections.max.reauth.ms": "2000"}
+    with started(LocalKafka(properties=properties, security=security)) as kafka:
+        Admin(kafka.bootstrap).create_topic("sessions", 3)
+        sasl = {"mechanism": "plain", "username": "carol", "password": "pw"}
+        routes = [
+            {"when": [{"path": "/read", "method": "GET"}], "with": {"topic": "sessions"}},
+            {
+                "when": [{"path": "/write", "method": "POST"}],
+                "with": {"capability": "produce", "topic": "sessions"},
+            },
+        ]
+        servers, secured = ",".join(kafka.listener("SASL")), {"security": {"sasl": sasl}}
+        config = config_for(servers, ["sessions"], routes, kafka=secured)
+        async with (
+            running_gateway(config) as gateway,
+            RawClient(f"{gateway.base_url}/read") as client,
+            httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
+        ):
+            await client.wait(1)
+            ends, answers = time.monotonic() + 9.0, list[int]()  # more than four sessions
+            while time.monotonic() < ends:
+                answers.append((await http.post("/write", json={"n": len(answers)})).status_code)
+                read = await http.get("/read", params={"until": "latest"})
+                answers.append(read.status_code)
+                await asyncio.sleep(0.05)
+            assert max(answers) < 300, Counter(answers)
+            await client.wait(has(len(answers) // 2))
+            assert [event for event in client.events if event["event"] == "ready"] == []
+        assert "FETCH disconnect" not in gateway.log
 
 
 async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka):

@@ -138,8 +138,9 @@ async def test_a_lost_connection_is_unavailable_and_made_anew_after_its_delay():
         await kafka.send(1, Role.CONTROL, Echo())
         broker.answer = silent
         waiting = asyncio.create_task(kafka.send(1, Role.CONTROL, Echo()))
-        await until(lambda: len(broker.asked) == 2)
-        broker.cut()
+        for sent in (2, 3):  # it is sent once more
+            await until(lambda sent=sent: len(broker.asked) == sent)
+            broker.cut()
         with pytest.raises(BrokerUnavailable) as failed:
             await waiting
         assert not failed.value.timeout
@@ -331,3 +332,51 @@ async def test_spare_links_end_with_the_connections_lent_or_not():
         async with kafka.spare(1) as lent, kafka.spare(1) as other:
             await kafka.close()
             assert not (kept.open or lent.open or other.open)
+
+
+async def test_a_request_that_finds_its_connection_closed_is_sent_once_more():
+    """Brokers close idle connections, and those whose session is over, upon the next request:
+    that request failed, and others behind it for as long as the broker was taken for ill."""
+    answers = iter([b"first", None, b"second"])
+
+    async def closing(asked: Asked) -> bytes | None:
+        return next(answers)
+
+    async with FakeBroker(closing) as broker:
+        kafka = connections(broker)
+        assert await kafka.send(1, Role.CONTROL, Echo()) == b"first"
+        assert await kafka.send(1, Role.CONTROL, Echo()) == b"second"
+        assert (broker.accepted, kafka.retry_at(1)) == (2, None)
+        assert not kafka.asked.failures
+        await kafka.close()
+
+
+async def test_many_requests_of_a_closed_connection_share_the_next_one():
+    closed = asyncio.Event()
+
+    async def closing(asked: Asked) -> bytes | None:
+        if len(broker.asked) > 1 and not closed.is_set():
+            closed.set()
+            return None
+        return asked.body
+
+    async with FakeBroker(closing) as broker:
+        kafka = connections(broker)
+        await kafka.send(1, Role.CONTROL, Echo())
+        some = [kafka.send(1, Role.CONTROL, Echo(b"%d" % n)) for n in range(5)]
+        assert await asyncio.gather(*some) == [b"%d" % n for n in range(5)]
+        assert broker.accepted == 2
+        await kafka.close()
+
+
+async def test_a_request_that_no_connection_answers_is_not_sent_for_ever():
+    async def closing(asked: Asked) -> bytes | None:
+        return b"first" if len(broker.asked) == 1 else None
+
+    async with FakeBroker(closing) as broker:
+        kafka = connections(broker)
+        await kafka.send(1, Role.CONTROL, Echo())
+        with pytest.raises(BrokerUnavailable):
+            await kafka.send(1, Role.CONTROL, Echo())
+        assert len(broker.asked) == 3
+        await kafka.close()

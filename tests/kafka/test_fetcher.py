@@ -22,6 +22,7 @@ from gateway.kafka.connections import Role
 from gateway.kafka.fetch_messages import Fetched, Want
 from gateway.kafka.fetcher import Fetcher
 from gateway.kafka.messages import PartitionAnswer, TopicAnswer
+from gateway.kafka.outages import Outages
 from gateway.kafka.sessions import FetchSession
 
 ID = UUID(int=7)
@@ -61,7 +62,10 @@ class Scripted:
     id = "scripted"
 
     def __init__(self, partitions: int) -> None:
-        self.connections = SimpleNamespace(retry_at=lambda node: None)
+        self.connections = SimpleNamespace(
+            retry_at=lambda node: None, listen=lambda listener: lambda: None
+        )
+        self.outages = Outages(lambda: 0.0)
         self.metadata = self
         self.known = TopicAnswer("orders", ID, 0, {p: partition() for p in range(partitions)})
         self.asked: list[Asked] = []
