@@ -98,10 +98,17 @@ def _items(answer: Any, sent: Sequence[Record]) -> Sequence[Item]:
 def _ordered(
     answer: Sequence[Mapping[str, Any]], sent: Sequence[Record]
 ) -> Sequence[Mapping[str, Any]]:
-    """Items name their record or not; where all do, their own order is of no matter."""
-    named = [_place(item.get("record")) for item in answer]
-    if None in named:
+    """Return the items in the order of the records that they are about.
+
+    Items that name their records may come in any order; where none does, they are taken by their
+    place. Raises ValueError where some do and others do not, or name records that were not sent.
+    """
+    named = [_place(number, item) for number, item in enumerate(answer)]
+    if all(place is None for place in named):
         return answer
+    if None in named:
+        what = "only some items of the back end's answer name their records"
+        raise ValueError(f"{what}; name topic, partition and offset in all of them, or in none")
     asked = [(record.tp.topic, record.tp.partition, record.offset) for record in sent]
     if named == asked:
         return answer
@@ -112,12 +119,33 @@ def _ordered(
         raise ValueError("the back end answered for records that it was not sent") from None
 
 
-def _place(record: Any) -> tuple[str, int, int] | None:
-    if not isinstance(record, Mapping):
+def _place(number: int, item: Mapping[str, Any]) -> tuple[str, int, int] | None:
+    """Return which record an item names, None for none. Raises ValueError where it cannot be
+    told."""
+    record = item.get("record")
+    if record is None:
         return None
-    topic, partition, offset = (record.get(name) for name in ("topic", "partition", "offset"))
-    if isinstance(topic, str) and isinstance(partition, int) and isinstance(offset, int):
-        return topic, partition, offset
+    if isinstance(record, Mapping):
+        topic, partition, offset = (record.get(name) for name in ("topic", "partition", "offset"))
+        if topic is None and partition is None and offset is None:
+            return None
+        whole = _integer(partition), _integer(offset)
+        if isinstance(topic, str) and whole[0] is not None and whole[1] is not None:
+            return topic, whole[0], whole[1]
+    what = f"the 'record' of item {number} of the back end's answer"
+    raise ValueError(f"{what} is not understood; give it topic, partition and offset, or none")
+
+
+def _integer(value: Any) -> int | None:
+    """Return a whole number, also one written as text, as Protobuf's JSON does of 64 bits."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
+        return int(value)
     return None
 
 

@@ -24,7 +24,7 @@ from fastavro import parse_schema, schemaless_reader
 from ..errors import FormatError
 from .avro_size import Sizes
 from .avro_types import PRIMITIVES, Type, array, enum, fixed, map_, nearest, with_logical
-from .avro_union import union
+from .avro_union import mark_branches, union
 from .misfit import Misfit
 from .plain import kind_of
 
@@ -44,7 +44,7 @@ class Avro:
             self._type = made.type(orjson.loads(text), "")
             plain = made.inlined(self._type.plain)
             self._sizes = Sizes(plain)
-            field = {"name": _ROOM, "type": plain}
+            field = {"name": _ROOM, "type": mark_branches(plain)}
             # in a record, or fastavro would parse a union anew for each value
             self._plain = parse_schema({"type": "record", "name": "Framed", "fields": [field]})
             self._tells = made.tells

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from fastavro.read import LOGICAL_READERS
 
 from .avro_types import Type, zigzag
 from .misfit import Misfit
 from .plain import kind_of
+
+_BRANCH = "gateway-branch"  # the logical type of numbers that are to be told by their branch
+LOGICAL_READERS[f"int-{_BRANCH}"] = lambda data, *_: ("int", data)
+LOGICAL_READERS[f"float-{_BRANCH}"] = lambda data, *_: ("float", data)
+
+
+def mark_branches(plain: Any) -> Any:
+    """Return a schema by which fastavro tells the int and the float of unions.
+
+    It reads int and long as the same type of Python, and float and double; a union that has both
+    would be shown, and written again, as the other branch.
+    """
+    if isinstance(plain, list):
+        marked = [mark_branches(each) for each in plain]
+        for narrow, wide in (("int", "long"), ("float", "double")):
+            if narrow in plain and wide in plain:
+                marked[plain.index(narrow)] = {"type": narrow, "logicalType": _BRANCH}
+        return marked
+    if not isinstance(plain, Mapping):
+        return plain
+    if plain["type"] == "record":
+        fields = [{**each, "type": mark_branches(each["type"])} for each in plain["fields"]]
+        return {**plain, "fields": fields}
+    inner = {"array": "items", "map": "values"}.get(plain["type"])
+    return plain if inner is None else {**plain, inner: mark_branches(plain[inner])}
 
 
 def union(branches: list[Type]) -> Type:
@@ -38,6 +66,8 @@ def union(branches: list[Type]) -> Type:
                     return
                 told.inside(tag)
         for n in range(len(branches)):
+            if type(value) is str and "string" in tags and branches[n].plain in ("float", "double"):
+                continue  # "NaN" is text where text may be
             misfit = attempt(n, value, out)
             if misfit is None:
                 return
@@ -89,17 +119,16 @@ def _of_several(branches: list[Type]) -> Any:
         list: next((branch for branch in branches if branch.name == "array"), None),
         dict: next((branch for branch in branches if branch.name == "map"), None),
     }
-    short, long = by_label.get("int"), by_label.get("long")
+    whole = by_label.get("long") or by_label.get("int")
 
     def show(value: Any) -> Any:
         if value is None:
             return None
         branch: Type | None
-        if type(value) is tuple:
+        if type(value) is tuple:  # of a named type, or one that is marked
             branch, value = by_label[value[0]], value[1]
         elif type(value) is int:
-            fits = short is not None and (long is None or -(2**31) <= value < 2**31)
-            branch = short if fits else long
+            branch = whole
         else:
             branch = kinds[type(value)]
         assert branch is not None

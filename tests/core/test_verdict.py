@@ -17,7 +17,7 @@ def answer(*items: object, status: int = 200) -> object:
     return verdict(status, json.dumps(items).encode(), SENT)
 
 
-def item(offset: int, processed: bool = True, **more: object) -> dict[str, object]:
+def item(offset: object, processed: bool = True, **more: object) -> dict[str, object]:
     return {"record": {"topic": "orders", "partition": 1, "offset": offset}, **more} | {
         "processed": processed
     }
@@ -30,6 +30,13 @@ def test_items_say_what_became_of_each_record():
 
 def test_items_that_name_their_records_may_come_in_any_order():
     said = answer(item(9), item(5, False, stacktrace="boom"), item(6))
+    assert said == Answered([Item(False, "boom"), Item(True), Item(True)])
+
+
+@pytest.mark.parametrize("kind", [str, float])
+def test_offsets_may_be_text_as_protobuf_writes_them(kind: type):
+    """Items were taken by their place instead, and the wrong record was given up."""
+    said = answer(item(kind(9)), item(kind(5), False, stacktrace="boom"), item(kind(6)))
     assert said == Answered([Item(False, "boom"), Item(True), Item(True)])
 
 
@@ -50,6 +57,11 @@ def test_items_without_a_record_are_taken_in_order():
         [item(5), item(6), item(7)],
         [{}, {}, {}],
         [item(5), item(6), {"processed": "yes"}],
+        [item(5), {"processed": True}, {"processed": True}],
+        [item(5, False), {"processed": True}, {"processed": True}],
+        [item(5), item(6), {"record": {"topic": "orders", "offset": 9}, "processed": True}],
+        [item(5), item(6), {"record": 9, "processed": True}],
+        [item("5a"), item(6), item(9)],
         [1, 2, 3],
     ],
 )

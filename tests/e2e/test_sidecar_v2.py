@@ -156,6 +156,15 @@ async def test_content_types_are_heard(http, topic):
     assert_error(await http.get(f"{path}/records", headers=only), 406, 40601)
 
 
+async def test_an_idempotency_key_is_refused(http, topic):
+    """It was ignored without a word, and a request that came twice was written twice."""
+    records = {"records": [{"value": "djA="}]}
+    headers = {**of("binary"), "Idempotency-Key": "once"}
+    answer = await http.post(f"/topics/{topic()}", json=records, headers=headers)
+    assert_error(answer, 422, 42201)
+    assert "Idempotency-Key" in answer.json()["message"]
+
+
 async def test_topics_partitions_and_brokers_are_told(http, topic, oracle):
     name = topic(partitions=2, configs={"retention.ms": "123456789"})
     assert name in (await http.get("/topics")).json()

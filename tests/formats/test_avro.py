@@ -172,6 +172,34 @@ def test_of_several_types_the_branch_is_told(taken: Any, shown: Any):
     assert made.decode(made.encode(taken)) == shown
 
 
+@pytest.mark.parametrize(
+    ("branches", "value"),
+    [
+        (["float", "double"], {"float": 1.5}), (["float", "double"], {"double": 1.5}),
+        (["int", "long"], {"long": 5}), (["int", "long"], {"int": 5}),
+        (["null", "long", "int", "double", "float"], {"float": 0.25}),
+        (["int", "float", "string"], {"float": 2.0}),
+    ],
+)  # fmt: skip
+def test_numbers_keep_the_branch_that_they_were_written_as(branches: Any, value: Any):
+    """It was guessed from the value, and written again it was of another branch."""
+    record = {"type": "record", "name": "R", "fields": [{"name": "f", "type": branches}]}
+    for schema, shown in (
+        (branches, value),
+        (record, {"f": value}),
+        ({"type": "array", "items": branches}, [value]),
+        ({"type": "map", "values": record}, {"k": {"f": value}}),
+    ):
+        made = avro(schema)
+        assert made.decode(made.encode(shown)) == shown
+
+
+def test_text_stays_text_where_a_number_may_be_told_as_text():
+    made = avro(["double", "string"])
+    assert made.decode(made.encode("NaN")) == {"string": "NaN"}
+    assert made.decode(made.encode({"double": "NaN"})) == {"double": "NaN"}
+
+
 def test_a_value_that_reads_as_a_branch_has_its_branch_told():
     made = avro(["null", {"type": "map", "values": {"type": "map", "values": "int"}}])
     for value in ({"map": {}}, {"map": {"map": {}}}, {"k": {}}):

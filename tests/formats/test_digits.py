@@ -38,6 +38,21 @@ def test_a_number_that_a_double_cannot_hold_keeps_its_digits(text):
     assert plain_bytes(Format.JSON, kept(f'{{"a":[{text}]}}')) == f'{{"a":[{text}]}}'.encode()
 
 
+@pytest.mark.parametrize(
+    "text", ["1.10", "-0", "-0.0", "[1,-0]", '{"price":1.10,"zero":-0}', "5.0"]
+)
+def test_a_number_keeps_its_digits_whatever_stands_beside_it(text):
+    """A fraction lost its last zero, unless a long number stood in the same request."""
+    assert plain_bytes(Format.JSON, kept(text)) == text.encode()
+    beside = f"[{text},18446744073709551616]"
+    assert plain_bytes(Format.JSON, kept(beside)) == beside.encode()
+
+
+@pytest.mark.parametrize("text", ['"1.10"', '"a.b-0 v1.20"', "-1.5", "[0.5,-0.25]"])
+def test_text_that_looks_like_a_number_is_none(text):
+    assert kept(text) == json.loads(text)
+
+
 @pytest.mark.parametrize("text", ["7", "-1.5", "0.1", "123456789012.34", '"18"'])
 def test_what_loses_nothing_is_not_read_twice(text):
     assert kept(text) == json.loads(text)
@@ -52,6 +67,7 @@ def test_any_number_is_the_same_number_in_kafka(decimal, integer):
         assert abs(decimal) > 10**308 or abs(integer) > 10**308
         return
     written = plain_bytes(Format.JSON, kept(text))
+    assert written == text.encode()
     assert json.loads(written, parse_int=Decimal, parse_float=Decimal) == [decimal, integer]
 
 

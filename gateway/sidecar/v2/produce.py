@@ -60,6 +60,10 @@ class Writing:
     async def _post(self, request: Request) -> Response:
         topic = request.path_params["topic"]
         await self._context.scope(request, WRITE, [topic])
+        if "Idempotency-Key" in request.headers:
+            what = "means nothing in the dialect of v2"
+            what = f"{what}; send application/json, or leave it out"
+            raise invalid(wrong("header Idempotency-Key", what))
         kind = request.headers.get("content-type")
         format = supported(kind).format or Format.BINARY
         data = await read(request, self._producers.settings.max_bytes)
