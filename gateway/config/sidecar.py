@@ -144,13 +144,15 @@ class Membership(Section):
         default=3.0, description="How often a member says that it is there. For operators."
     )
     max_poll_interval: Wait = Field(
-        default=300.0, description="How long a batch may be processed. For slow back ends."
+        default=300.0,
+        description="How long a lane may stand still before readiness fails. For slow back ends.",
     )
     leave_group_on_close: Flag = Field(
         default=True, description="Whether partitions are given back at once. For operators."
     )
     auto_offset_reset: OffsetReset = Field(
-        default="latest", description="Where a group without offsets begins. For new groups."
+        default="latest",
+        description="Where a group that has committed nothing begins. For new groups.",
     )
     isolation: Literal["read_committed", "read_uncommitted"] = Field(
         default="read_committed",

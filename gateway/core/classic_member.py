@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
+from uuid import UUID
 
 from .assignor import Claim, assign
 from .classic_asks import (
@@ -93,6 +94,7 @@ class ClassicMember:
     _kept: bool = False  # the leader is to change nothing (KIP-814)
     _claims: tuple[Claim, ...] = ()
     _known: dict[str, int] = field(default_factory=dict)
+    _ids: dict[str, UUID] = field(default_factory=dict)  # of topics, as last known
     _planned: dict[str, int] = field(default_factory=dict)
     _backoff: Backoff = field(init=False)
 
@@ -121,11 +123,33 @@ class ClassicMember:
 
     def learn(self, topics: Mapping[str, Topic], now: float) -> Sequence[Event]:
         self._known = {name: topic.partitions for name, topic in topics.items()}
+        events = self._replace({name: topic.id for name, topic in topics.items() if topic.id})
         if self._phase is _Phase.SYNC and self.unresolved:
             self._resolve(now, self.due)
         elif self._leads and self._phase is _Phase.MEMBER and self._counts() != self._planned:
             self._rejoin(CHANGED, now)
-        return ()
+        if events:
+            self._turn(now)
+        return events
+
+    def _replace(self, ids: Mapping[str, UUID]) -> list[Event]:
+        """Lose the partitions of topics that were deleted and made anew, and take the new ones.
+
+        The coordinator goes by names: it tells nobody, and the leader gives out the same again.
+        """
+        before, self._ids = self._ids, {**self._ids, **ids}
+        old = frozenset(
+            tp
+            for tp in self.owned
+            if tp.topic in before and before[tp.topic] != self._ids[tp.topic]
+        )
+        if not old:
+            return []
+        new = frozenset(tp for tp in old - self._revoking if tp.partition < self._known[tp.topic])
+        self.owned -= old - new
+        self._revoking -= old
+        lost = Lost(old, "the topic was deleted and made anew")
+        return [lost, Assigned(new)] if new else [lost]
 
     def ask(self, now: float) -> Ask | None:
         idle = self._asking is None and self._over is None

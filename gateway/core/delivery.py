@@ -28,13 +28,16 @@ from .verdict import Answered, Away, Item, Suspect, Verdict
 class Lane:
     """held: nothing is sent while it is.
 
-    trouble: why the lane does not move, "" while it does; since: when that began.
+    trouble: why the lane does not move, "" while it does or has nothing to do; since: when that
+             began.
+    settled: how many records are done with, processed or among the dead letters.
     """
 
     rules: Rules
     held: bool = False
     trouble: str = ""
     since: float = 0.0
+    settled: int = 0
     _queue: deque[Record] = field(default_factory=deque)
     _bytes: int = 0
     _portions: deque[Portion] = field(default_factory=deque)
@@ -96,9 +99,9 @@ class Lane:
         """To a Send."""
         sent = self._portions[0].records
         portion = self._back()
+        if portion is None:
+            return None
         match verdict:
-            case _ if not portion.records:
-                self._portions.popleft()
             case Answered(items):
                 kept = {id(each) for each in portion.records}
                 pairs = [pair for pair in zip(sent, items, strict=True) if id(pair[0]) in kept]
@@ -112,9 +115,9 @@ class Lane:
     def probed(self, well: bool, now: float, why: str = "") -> None:
         """To a Probe. why: it is not."""
         portion = self._back()
-        if not portion.records:
-            self._portions.popleft()
-        elif well and self.rules.dead_letters:
+        if portion is None:
+            return
+        if well and self.rules.dead_letters:
             portion.bury(Dead(record, portion.why) for record in portion.records)
         else:
             portion.stage = Stage.SEND
@@ -124,8 +127,7 @@ class Lane:
     def buried(self, left: Sequence[Dead], now: float, why: str = "") -> Settled | None:
         """To a Bury. left: those that are not written yet, and why."""
         portion = self._back()
-        if not portion.records:
-            self._portions.popleft()
+        if portion is None:
             return None
         portion.unburied = [each for each in left if each in portion.unburied]
         if not portion.unburied:
@@ -156,6 +158,7 @@ class Lane:
         self._forget(tps, kept)
         if kept is not None:
             kept.dropped |= set(tps)
+            self._end_trouble()
         self._leaving -= set(tps)
 
     @property
@@ -185,6 +188,12 @@ class Lane:
         self._portions = deque(each for each in self._portions if each.records or each is kept)
         if first is not None and (not self._portions or self._portions[0] is not first):
             self._until = 0.0
+        self._end_trouble()
+
+    def _end_trouble(self) -> None:
+        """With nothing to settle there is no trouble."""
+        if next(iter(self._all()), None) is None:
+            self.trouble = ""
 
     # what it means
 
@@ -201,13 +210,17 @@ class Lane:
         if records:
             self._portions.append(Portion(records))
 
-    def _back(self) -> Portion:
+    def _back(self) -> Portion | None:
+        """Return what was under way, or None where all of it was dropped meanwhile."""
         assert self._busy, "tell only of what is under way"
         self._busy = False
         portion = self._portions[0]
         portion.forget(portion.dropped)
         portion.dropped.clear()
-        return portion
+        if portion.records:
+            return portion
+        self._portions.popleft()
+        return None
 
     def _judged(
         self, portion: Portion, pairs: Sequence[tuple[Record, Item]], now: float
@@ -298,6 +311,7 @@ class Lane:
 
     def _settle(self, portion: Portion) -> Settled:
         self._portions.popleft()
+        self.settled += len(portion.records)
         self._failures, self.trouble, self._until = 0, "", 0.0
         points = {record.tp: record.next for record in portion.records}
         dead = {id(each.record) for each in portion.dead}

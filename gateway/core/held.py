@@ -35,7 +35,9 @@ class Held:
     drained:   what comes after what is kept cannot be had as things are: to be fetched when
                nothing is kept any more.
     stopped:   it cannot go on from here; a seek helps.
-    flight:    what is under way for it, of the shell's.
+    missing:   the offset that Kafka does not have, while `spec` looks for where to go on.
+    flight:    what is under way for it, of the shell's; a seek does not wait for it.
+    min_bytes: that the broker waits for before it answers that.
     """
 
     tp: TopicPartition
@@ -47,6 +49,7 @@ class Held:
     fetched_epoch: int = -1
     spec: int | None = None
     committed: int | None = None
+    missing: int | None = None
     paused: bool = False
     giving_up: bool = False
     drained: bool = False
@@ -55,6 +58,7 @@ class Held:
     kept: deque[Record] = field(default_factory=deque)
     size: int = 0
     flight: object | None = None
+    min_bytes: int = 0
     replica: int | None = None
     replica_until: float = 0.0
     retry_at: float = 0.0
@@ -104,6 +108,11 @@ class Held:
                 self._arrive()
         return taken
 
+    def supersede(self) -> None:
+        """What is under way is of no use: something else is asked for in its place."""
+        self.lineage += 1
+        self.flight = None
+
     def hinder(self, cause: Cause, now: float, least: float = 0.0) -> None:
         self.replica = None
         self.retry_at = now + max(least, self.backoff.delay(cause))
@@ -116,4 +125,5 @@ class Held:
         self.lineage += 1
         self.kept.clear()
         self.size, self.spec, self.drained, self.stopped = 0, None, False, False
-        self.retry_at, self.failures = 0.0, 0
+        self.retry_at, self.failures, self.missing = 0.0, 0, None
+        self.flight = None

@@ -77,9 +77,10 @@ class Commits:
             raise NotOwned(f"not this member's (any more): {', '.join(map(str, sorted(lacking)))}")
 
     async def committed(
-        self, tps: Collection[TopicPartition], *, within: float = TIMEOUT
+        self, tps: Collection[TopicPartition] | None, *, within: float = TIMEOUT
     ) -> dict[TopicPartition, Committed]:
-        """What is committed of them; those of which nothing is are absent. Raises as `commit`."""
+        """What is committed of them (None: of all partitions); those of which nothing is are
+        absent. Raises as `commit`."""
         deadline, pause = self._deadline(within), _PAUSE[0]
         failure = BrokerUnavailable("no answer in time", timeout=True)
         while True:
@@ -95,7 +96,7 @@ class Commits:
                 errors.discard(0)
                 if not errors:
                     return {tp: one for tp, one in found.items() if isinstance(one, Committed)}
-            await self._mend(errors, tps, deadline, pause, failure)
+            await self._mend(errors, tps or (), deadline, pause, failure)
             pause = min(pause * 2, _PAUSE[1])
 
     def _request(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Literal
 
 from gateway.core.held import EARLIEST, LATEST, Held
@@ -31,6 +32,8 @@ from .protocols import Protocols
 from .tenure import Listener, Tenure
 
 __all__ = ["Committed", "GroupConsumer", "Listener"]
+
+log = logging.getLogger(__name__)
 
 RESETS: Mapping[str, int | None] = {"latest": LATEST, "earliest": EARLIEST, "none": None}
 LOCATING = 30.0  # seconds within which a seek by time must know its offset
@@ -49,7 +52,13 @@ class GroupConsumer:
     session_timeout, heartbeat_interval: with KIP-848 the broker's word counts; a shorter
                         heartbeat_interval than that makes rebalances faster.
     rebalance_timeout:  that a listener may take to give up what is revoked.
-    auto_offset_reset:  latest, earliest, or none: then `poll` raises PartitionFailed.
+    auto_offset_reset:  where a group that has committed nothing begins: latest, earliest, or none:
+                        then `poll` raises PartitionFailed. In a group that has committed anything
+                        a new partition is read from its start, and where Kafka does not have the
+                        offset to go on from any more, from the first that it has. Without a group
+                        it says where to go on from then, too.
+    on_gap:             called with a partition, the offset that Kafka does not have, and the one
+                        from which it is read instead.
     isolation:          read_committed or read_uncommitted.
     max_partition_bytes: of one fetch of one partition; what is kept of it is bounded by that and
                         half as much again (as it is on the wire; one batch always comes).
@@ -72,13 +81,19 @@ class GroupConsumer:
         max_partition_bytes: int = 1 << 20,
         max_fetch_bytes: int = 16 << 20,
         prefetch: bool = False,
+        on_gap: Callable[[TopicPartition, int, int], None] | None = None,
     ) -> None:
         self.group = group
+        self._groups = cluster.coordinators.tallies
+        self._on_gap = on_gap
+        reset = RESETS[auto_offset_reset]
         self._intake = Intake(
             cluster,
             int(isolation == "read_committed"),
             max_partition_bytes,
-            RESETS[auto_offset_reset],
+            reset,
+            EARLIEST if group and reset is not None else reset,
+            self._tell_gap,
         )
         self._tenure = Tenure(
             cluster,
@@ -224,6 +239,20 @@ class GroupConsumer:
         """Why some partitions are not read now."""
         return self._intake.failures
 
+    def _tell_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
+        """Say that Kafka does not have an offset any more, and where it goes on."""
+        who = f"group {self.group}: " if self.group else ""
+        if found > missing:
+            self._groups.missing[self._groups.named(self.group)] += found - missing
+            log.warning(
+                "%s%s has no offset %d any more: %d records are lost to it, it goes on at %d",
+                who, tp, missing, found - missing, found,
+            )  # fmt: skip
+        else:
+            log.warning("%s%s has no offset %d; it goes on at %d", who, tp, missing, found)
+        if self._on_gap is not None:
+            self._on_gap(tp, missing, found)
+
     # positions
 
     def position(self, tp: TopicPartition) -> int | None:
@@ -266,9 +295,11 @@ class GroupConsumer:
             self._held(tp).paused = True
 
     def resume(self, tps: Collection[TopicPartition]) -> None:
-        for tp in tps:
-            self._held(tp).paused = False
-        self._intake.wake()
+        paused = [held for held in map(self._held, tps) if held.paused]
+        for held in paused:
+            held.paused = False
+        if paused:
+            self._intake.wake()
 
     def _held(self, tp: TopicPartition) -> Held:
         held = self._intake.held.get(tp)

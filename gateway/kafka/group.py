@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
 
@@ -84,7 +84,7 @@ class Group:
         self._wake = asyncio.Event()
         self._turned = asyncio.Event()
         self._events: deque[Ownership] = deque()
-        self._losses = 0
+        self._losses: Counter[TopicPartition] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
         self._unlisten = cluster.metadata.listen(self._changed)
@@ -217,7 +217,7 @@ class Group:
 
     def _own(self, event: Ownership) -> None:
         if isinstance(event, Lost):
-            self._losses += 1
+            self._losses.update(event.tps)
             self._cluster.coordinators.tallies.bereaved(self.name, len(event.tps))
             log.warning("group %s: lost %s: %s", self.name, _listed(event.tps), event.why)
         self._owner.owns(event)
@@ -227,7 +227,8 @@ class Group:
 
     async def _follow(self) -> None:
         while self._events:
-            event, losses = self._events.popleft(), self._losses
+            event = self._events.popleft()
+            losses = {tp: self._losses[tp] for tp in event.tps}
             try:
                 async with asyncio.timeout(self._rebalance_timeout):
                     await self._owner.follow(event)
@@ -235,9 +236,10 @@ class Group:
                 log.warning("group %s: a listener took too long; it was left", self.name)
             except Exception:
                 log.exception("group %s: a listener failed", self.name)
-            # After a loss nothing is left to be acknowledged: what came since is another tenure.
-            if isinstance(event, Revoking) and losses == self._losses and self.member is not None:
-                self._act(self.member.released(event.tps, self._now()))
+            # What was lost meanwhile is not to be acknowledged: it may be revoked a second time.
+            kept = frozenset(tp for tp in event.tps if self._losses[tp] == losses[tp])
+            if isinstance(event, Revoking) and kept and self.member is not None:
+                self._act(self.member.released(kept, self._now()))
                 self._wake.set()
 
     def _noted(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +51,9 @@ class Appetite:
 class Intake:
     """`held` is what there is to fetch: change it, and `wake`.
 
-    reset:    LATEST or EARLIEST, where to go on from an offset that Kafka has not; None: nowhere.
+    reset:    LATEST or EARLIEST, where a partition without a position begins; None: nowhere.
+    gone:     the same where Kafka does not have the offset to go on from.
+    on_gap:   called with a partition, the offset that Kafka does not have, and where it goes on.
     follows:  a topic that was made anew is read from its start; otherwise whoever assigns says.
     failures: what the caller must hear of, by partition; forgotten with a seek.
     """
@@ -60,6 +62,8 @@ class Intake:
     isolation: int
     partition_bytes: int
     reset: int | None
+    gone: int | None
+    on_gap: Callable[[TopicPartition, int, int], None]
     follows: bool = True
     held: dict[TopicPartition, Held] = field(default_factory=dict)
     failures: dict[TopicPartition, KafkaError] = field(default_factory=dict)
@@ -88,10 +92,11 @@ class Intake:
     def wake(self) -> None:
         self.news.set()
 
-    def nowhere(self, held: Held) -> None:
-        """It has no position: find the one that `reset` means, or say that there is none."""
-        if self.reset is not None:
-            held.reset(self.reset)
+    def nowhere(self, held: Held, spec: int | None) -> None:
+        """It has no position: find the one that the spec means, or with None say that there is
+        none."""
+        if spec is not None:
+            held.reset(spec)
         else:
             self._tell(held, "has no offset to go on from; seek to one, or set an offset reset")
         self.news.set()
@@ -105,8 +110,12 @@ class Intake:
         fetches: dict[int, list[Held]] = {}
         lists: list[Held] = []
         for held in self.held.values():
-            if held.flight is not None or not held.readable:
+            if not held.readable:
                 continue
+            if held.flight is not None:
+                if appetite is None or held.min_bytes <= appetite.min_bytes:
+                    continue
+                held.supersede()  # who asked for so much has gone
             if held.retry_at > now:
                 again = min(again, held.retry_at)
             elif (node := self._node(held, now)) is None:
@@ -119,7 +128,9 @@ class Intake:
             self._spawn(self._list(lists), lists)
         for node, some in fetches.items():
             assert appetite is not None
-            self._spawn(self._fetch(node, some, appetite), some)
+            # as of now: until the task begins one of them may be sought, and fetched by another
+            wants = {held: (self._want(held), held.lineage) for held in some}
+            self._spawn(self._fetch(node, wants, appetite), some, appetite.min_bytes)
         return again
 
     async def located(self, some: Collection[Held]) -> None:
@@ -159,10 +170,10 @@ class Intake:
         leader = self.cluster.leader(held.tp)
         return leader[0] if leader is not None else None
 
-    def _spawn(self, work: Coroutine[Any, Any, None], some: list[Held]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None], some: list[Held], min_bytes: int = 0) -> None:
         task = apart(work)
         for held in some:
-            held.flight = task
+            held.flight, held.min_bytes = task, min_bytes
         self._tasks.add(task)
         task.add_done_callback(lambda done: self._ended(done, some))
 
@@ -194,22 +205,26 @@ class Intake:
             if held.lineage != lineage:
                 continue
             if isinstance(found, Offset):
+                missing = held.missing
                 held.seek(found.offset, found.epoch if specs[tp] == -1 else -1)
+                if missing is not None:
+                    self.on_gap(tp, missing, found.offset)
             else:
                 self._hindered(held, cause_of(found))
 
     # fetches
 
-    async def _fetch(self, node: int, some: list[Held], appetite: Appetite) -> None:
-        wants = {held.tp: self._want(held) for held in some}
-        lineages = {held.tp: held.lineage for held in some}
+    async def _fetch(
+        self, node: int, wants: Mapping[Held, tuple[Want, int]], appetite: Appetite
+    ) -> None:
+        """wants: with the lineage of each."""
         connections = self.cluster.connections
         try:
             async with connections.spare(node) as link:
                 answers = await fetch_on(
                     connections,
                     link,
-                    wants,
+                    {held.tp: want for held, (want, _) in wants.items()},
                     max_wait=appetite.max_wait,
                     min_bytes=appetite.min_bytes,
                     max_bytes=appetite.max_bytes,
@@ -217,11 +232,11 @@ class Intake:
                     rack=self.cluster.settings.rack,
                 )
         except KafkaError as exc:
-            self._failed(some, exc)
+            self._failed([held for held, (_, asked) in wants.items() if held.lineage == asked], exc)
             return
-        for held in some:
+        for held, (_, lineage) in wants.items():
             fetched = answers.get(held.tp)
-            if fetched is None or held.lineage != lineages[held.tp]:
+            if fetched is None or held.lineage != lineage:
                 continue
             if self.held.get(held.tp) is held:
                 self._landed(held, fetched, node)
@@ -265,11 +280,10 @@ class Intake:
         if not decoding.is_large:
             self._took(held, decoding.read(BULK_RECORDS))
         if not decoding.done:
-            self._spawn(self._rest(held, decoding), [held])
+            self._spawn(self._rest(held, decoding, held.lineage), [held])
 
-    async def _rest(self, held: Held, decoding: Decoding) -> None:
+    async def _rest(self, held: Held, decoding: Decoding, lineage: int) -> None:
         """What is too much to be kept is fetched again, once there is room."""
-        lineage = held.lineage
         async with aclosing(slices(decoding, self.cluster.inflation, BULK_RECORDS)) as some:
             async for got in some:
                 if self.held.get(held.tp) is not held or held.lineage != lineage:
@@ -300,8 +314,9 @@ class Intake:
         elif code == OUT_OF_RANGE and held.kept:
             held.drained = True
         elif code == OUT_OF_RANGE:
-            log.warning("%s has no offset %s (any more)", held.tp, held.fetched)
-            self.nowhere(held)
+            missing = held.fetched
+            self.nowhere(held, self.gone)
+            held.missing = missing
         else:
             self._hindered(held, cause_of(code))
 

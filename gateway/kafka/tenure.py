@@ -1,7 +1,9 @@
 """What a consumer owns, by its group's word or by hand, and from where it is read.
 
-Whatever changes acts on the intake at once: what is being revoked gives nothing more, what is lost
-is dropped. The listener hears of it after that, one event after the other.
+What goes acts on the intake at once: what is being revoked gives nothing more, what is lost is
+dropped. The listener hears of it after that, one event after the other. What comes is held only
+when its turn has come: a topic that was made anew has partitions of the same names, and an offset
+of the former one must not be committed for the new one.
 """
 
 from __future__ import annotations
@@ -10,11 +12,12 @@ import asyncio
 import logging
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Protocol
 from uuid import UUID
 
-from gateway.core.held import Held
-from gateway.core.member import Assigned, Lost, State
+from gateway.core.held import EARLIEST, LATEST, Held
+from gateway.core.member import Assigned, Lost, Revoking, State
 from gateway.core.record import TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError
 from gateway.telemetry.about import apart
@@ -64,6 +67,7 @@ class Tenure:
         self._resolving: set[asyncio.Task[None]] = set()
         self._matching: asyncio.Task[None] | None = None
         self._topics: set[str] = set()  # of partitions assigned by hand
+        self._topic_ids: dict[TopicPartition, UUID] = {}  # of what was held last
         self._unlisten = cluster.metadata.listen(self._changed)
 
     @property
@@ -97,9 +101,20 @@ class Tenure:
         self._begin([self._intake.hold(tp) for tp in tps if tp not in self._intake.held])
 
     async def commit(self, offsets: Mapping[TopicPartition, Committed]) -> None:
-        """See `Commits.commit`; `committed` of what is held is the new one then."""
+        """See `Commits.commit`; `committed` of what is held is the new one then.
+
+        What is lost while it is tried and held again is not committed: its topic may be another
+        one of the same name by then.
+        """
         held = {tp: one for tp in offsets if (one := self._intake.held.get(tp)) is not None}
-        await self._commits.commit(offsets, self._topic_id)
+        ids = {tp.topic: one.topic_id for tp, one in held.items()}
+        commits = self._commits
+        if (owned := commits.owned) is not None:
+            commits = replace(
+                commits,
+                owned=lambda: {tp for tp in owned() if self._intake.held.get(tp) is held.get(tp)},
+            )
+        await commits.commit(offsets, ids.get)
         for tp, one in held.items():
             one.committed = offsets[tp].offset
 
@@ -156,35 +171,55 @@ class Tenure:
     # as the owner of a group's partitions
 
     def owns(self, event: Ownership) -> None:
+        """What goes is not read any more at once; what comes is held when its turn is followed."""
         for tp in event.tps:
-            if isinstance(event, Assigned):
-                self._intake.hold(tp)
-            elif isinstance(event, Lost):
+            if isinstance(event, Lost):
                 self._intake.drop(tp)
-            elif (held := self._intake.held.get(tp)) is not None:
+            elif isinstance(event, Revoking) and (held := self._intake.held.get(tp)) is not None:
                 held.giving_up = True
         self._intake.wake()
 
     async def follow(self, event: Ownership) -> None:
         """What a listener raises is the group's to log; it changes nothing of what is owned."""
-        listener = self._listener
-        held = [one for tp in event.tps if (one := self._intake.held.get(tp)) is not None]
         if isinstance(event, Lost):
-            if listener is not None:
-                await listener.lost(event.tps)
-            return
+            if self._listener is not None:
+                await self._listener.lost(event.tps)
+        elif isinstance(event, Assigned):
+            await self._take(
+                event.tps & self._group.owned if self._group is not None else event.tps
+            )
+        else:
+            await self._give_up(event.tps)
+
+    async def _take(self, tps: frozenset[TopicPartition]) -> None:
+        """Hold them, from now on: what the listener has to forget of an earlier time in which they
+        were owned it has forgotten, and cannot commit."""
+        taken = [self._intake.hold(tp) for tp in tps]
         try:
-            if listener is not None and isinstance(event, Assigned):
-                await listener.assigned(event.tps)
-            elif listener is not None:
-                await listener.revoked(event.tps)
+            if self._listener is not None and tps:
+                await self._listener.assigned(tps)
         finally:
-            if isinstance(event, Assigned):
-                self._begin(held)
-            else:
-                for one in held:
-                    if one.giving_up and self._intake.held.get(one.tp) is one:
-                        self._intake.drop(one.tp)
+            for held in taken:
+                before = self._topic_ids.get(held.tp)
+                if held.topic_id is not None:
+                    self._topic_ids[held.tp] = held.topic_id
+                if held.topic_id is not None and before not in (None, held.topic_id):
+                    what = "group %s: %s was made anew; it is read from its start"
+                    log.warning(what, self._name, held.tp)
+                    held.reset(EARLIEST)
+            self._begin(taken)
+
+    async def _give_up(self, tps: frozenset[TopicPartition]) -> None:
+        some = [one for tp in tps if (one := self._intake.held.get(tp)) is not None]
+        for one in some:
+            one.giving_up = True
+        try:
+            if self._listener is not None:
+                await self._listener.revoked(tps)
+        finally:
+            for one in some:
+                if one.giving_up and self._intake.held.get(one.tp) is one:
+                    self._intake.drop(one.tp)
 
     def failed(self, failure: KafkaError | None) -> None:
         self.failure = failure
@@ -203,8 +238,11 @@ class Tenure:
         """From what is committed; until that is known, nothing is read."""
         told: KafkaError | None = None
         while some := [held for held in some if self._is_held(held) and _unplaced(held)]:
+            start = self._intake.reset
             try:
                 found = await self._found([held.tp for held in some])
+                if start == LATEST and len(found) < len(some) and await self._has_committed():
+                    start = EARLIEST  # what the group has not read yet is new to it
             except KafkaError as exc:
                 if not isinstance(exc, BrokerUnavailable):
                     self.failed(told := exc)
@@ -215,7 +253,7 @@ class Tenure:
             for held in filter(_unplaced, some):
                 committed = found.get(held.tp)
                 if committed is None:
-                    self._intake.nowhere(held)
+                    self._intake.nowhere(held, start)
                 else:
                     held.seek(committed.offset, committed.epoch)
                     held.committed = committed.offset
@@ -226,15 +264,11 @@ class Tenure:
     async def _found(self, tps: list[TopicPartition]) -> dict[TopicPartition, Committed]:
         return await self._commits.committed(tps) if self._name else {}
 
+    async def _has_committed(self) -> bool:
+        return bool(self._name and await self._commits.committed(None))
+
     def _is_held(self, held: Held) -> bool:
         return self._intake.held.get(held.tp) is held
-
-    def _topic_id(self, topic: str) -> UUID | None:
-        """Of the topic that was read: its successor's offsets are others."""
-        for held in self._intake.held.values():
-            if held.tp.topic == topic:
-                return held.topic_id
-        return None
 
     # metadata
 

@@ -29,6 +29,7 @@ from ..errors import ConfigError, GatewayError, RequestError
 from ..formats.codec import Codecs
 from ..kafka.cluster import Cluster
 from ..kafka.producer import Producer
+from ..telemetry import catalog
 from ..telemetry.figures import Figures
 from . import body, docs
 from .context import Context, Documents
@@ -169,6 +170,8 @@ class Sidecar:
     def read(self, figures: Figures) -> None:
         """Adds what a scrape wants to know, of requests and of the parts that count anything."""
         self._requests.read(figures)
+        missing = self.context.cluster.coordinators.tallies.missing
+        figures.count(catalog.CONSUMER_MISSING, missing)
         for part in self.parts:
             count = getattr(part, "read", None)
             if count is not None:

@@ -176,7 +176,9 @@ class Consumers:
         except Refusal as exc:
             raise v2_errors.misconfigured(exc) if dialect is CONFLUENT else exc from None
         answered_as(request, strictly=dialect is CONFLUENT)
-        made = self._instances.add(group, wishes, dialect=dialect.name, identity=identity)
+        made = self._instances.add(
+            group, wishes, dialect=dialect.name, identity=identity, audit=self._context.audit
+        )
         uri = base_uri(request, self._settings.base_uri, group, made.name)
         return dialect.answer(request, dialect.created(made.name, uri))
 
@@ -225,7 +227,7 @@ class Consumers:
         tps = _partitions(body, "partitions")
         await exist(self._context, tps)
         async with instance.turn():
-            instance.assign(tps)
+            await instance.assign(tps)
         return Response(status_code=204)
 
     async def _assigned(self, request: Request, dialect: Dialect, instance: Instance) -> Response:

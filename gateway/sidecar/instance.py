@@ -29,6 +29,7 @@ from ..kafka.commits import Commits
 from ..kafka.consumer import GroupConsumer
 from ..kafka.group_messages import Committed
 from ..telemetry.about import apart
+from .context import Audit, Unaudited
 from .status import Refusal
 from .wishes import Wishes
 
@@ -56,6 +57,7 @@ class Instance:
         *,
         dialect: str,
         identity: str = "",
+        audit: Audit | None = None,
     ) -> None:
         self.group, self.name, self.wishes = group, name, wishes
         self.dialect, self.identity = dialect, identity
@@ -65,6 +67,7 @@ class Instance:
         self.polling = False
         self.ended = False
         self._cluster = cluster
+        self._audit = audit or Unaudited()
         self._settings = settings
         self._consumer: GroupConsumer | None = None
         self._by_hand = False
@@ -75,6 +78,7 @@ class Instance:
         self._returned: dict[TopicPartition, int] = {}
         self._done: dict[TopicPartition, int] = {}  # of them, what the client is through with
         self._committed: dict[TopicPartition, int] = {}
+        self._left: set[TopicPartition] = set()  # went away since the last poll gave records
         self._committing: asyncio.Task[None] | None = None
 
     # turns
@@ -131,13 +135,16 @@ class Instance:
         self.topics, self.pattern = tuple(dict.fromkeys(topics)), pattern
         self._consumer.subscribe(pattern or self.topics, self)
 
-    def assign(self, tps: Iterable[TopicPartition]) -> None:
-        """Raises Refusal 409."""
+    async def assign(self, tps: Iterable[TopicPartition]) -> None:
+        """Read these and no others. What was returned of the others counts as done, as in Java's
+        consumer, where commits are automatic. Raises Refusal 409."""
         if self.topics or self.pattern is not None:
             raise Refusal(409, EITHER, code="OTHER_SUBSCRIPTION")
         if self._consumer is None:
             self._consumer = self._made()
         wanted = frozenset(tps)
+        self._done.update(self._returned)
+        await self._commit_done(self._consumer)
         self._forget(self._consumer.assignment - wanted)
         self._by_hand = True
         self._consumer.assign(wanted)
@@ -180,6 +187,7 @@ class Instance:
             isolation=self.wishes.isolation,
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
+            on_gap=self._audit_gap,
         )
 
     def _reading(self) -> GroupConsumer:
@@ -197,6 +205,13 @@ class Instance:
 
         end, gone: each of them ends it, without records. Nothing is lost if it is cancelled.
         """
+        records = await self._poll(wait, most, least, end, gone)
+        self._left.clear()
+        return records
+
+    async def _poll(
+        self, wait: float, most: int, least: int, end: asyncio.Event, gone: asyncio.Future[Any]
+    ) -> list[Record]:
         consumer, settings = self._reading(), self._settings
         self._done.update(self._returned)
         if self._uncommitted(consumer) and self._committing is None:
@@ -229,8 +244,9 @@ class Instance:
                 await asyncio.wait([polling])
 
     def returned(self, records: Sequence[Record]) -> None:
-        """They were written to the client."""
-        assigned = self.assignment
+        """They were written to the client. Those of a partition that went away meanwhile are not
+        its to commit, also if it has come back: another member may have got further."""
+        assigned = self.assignment - self._left
         last = {record.tp: record.next for record in records}
         self._returned.update((tp, offset) for tp, offset in last.items() if tp in assigned)
 
@@ -303,7 +319,9 @@ class Instance:
             await consumer.commit(offsets)
         else:
             await Commits(self._cluster.coordinators, self.group).commit(offsets, lambda _: None)
-        self._committed.update((tp, one.offset) for tp, one in offsets.items())
+        places = {tp: one.offset for tp, one in offsets.items()}
+        self._committed.update(places)
+        self._done.update(places)  # else a commit on its behalf would take this one back
         return dict(offsets)
 
     async def committed(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, Committed]:
@@ -314,6 +332,10 @@ class Instance:
             return {}
         known, owned = self._committed, self._done.keys() & consumer.assignment
         return {tp: Committed(self._done[tp]) for tp in owned if known.get(tp) != self._done[tp]}
+
+    def _audit_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
+        what = f"Kafka does not have this offset any more; the group goes on at {found}"
+        self._audit.consumed(tp.topic, tp.partition, missing, error=what)
 
     async def _commit_soon(self, consumer: GroupConsumer) -> None:
         try:
@@ -352,6 +374,7 @@ class Instance:
 
     def _forget(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
+            self._left.add(tp)
             for each in (self._returned, self._done, self._committed):
                 each.pop(tp, None)
 

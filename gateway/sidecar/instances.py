@@ -18,6 +18,7 @@ from typing import NamedTuple
 from ..config.sidecar import Consumer
 from ..config.units import show_duration
 from ..kafka.cluster import Cluster
+from .context import Audit
 from .instance import Instance
 from .memory import trim
 from .status import Refusal
@@ -83,8 +84,17 @@ class Instances:
     def __iter__(self) -> Iterator[Instance]:
         return iter(self._alive.values())
 
-    def add(self, group: str, wishes: Wishes, *, dialect: str, identity: str) -> Instance:
-        """Raises Refusal 409 and 429."""
+    def add(
+        self,
+        group: str,
+        wishes: Wishes,
+        *,
+        dialect: str,
+        identity: str,
+        audit: Audit | None = None,
+    ) -> Instance:
+        """audit: where records are told that the group cannot have any more. Raises Refusal 409
+        and 429."""
         key = Key(group, wishes.name or f"{self.here}-{uuid.uuid4()}")
         if key in self._alive:
             what = f"group {group} has an instance {key.name} already; delete it, or use that"
@@ -94,7 +104,7 @@ class Instances:
             raise Refusal(429, what, code="TOO_MANY_INSTANCES", retry_after=5.0)
         made = Instance(
             self._cluster, self._settings, group, key.name, wishes,
-            dialect=dialect, identity=identity,
+            dialect=dialect, identity=identity, audit=audit,
         )  # fmt: skip
         self._alive[key] = made
         self.created += 1

@@ -328,6 +328,12 @@ REACTIVE_LOST = _counter(
     "again there.",
     "group",
 )  # fmt: skip
+CONSUMER_MISSING = _counter(
+    "gateway_consumer_missing_records",
+    "Records that Kafka deleted before their group had read them; it goes on at the first there "
+    "is.",
+    "group",
+)  # fmt: skip
 DEAD_LETTERS = _counter(
     "gateway_dead_letters",
     "Dead letters that were handed over or in on request, by what became of them: processed, "

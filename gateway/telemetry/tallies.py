@@ -89,19 +89,22 @@ class Groups:
     is told of others is under "".
     seconds: from where a member left RUNNING to where it was there again.
     lost:    partitions that were another's before their member could give them up.
+    missing: records that Kafka deleted before the group had read them.
     """
 
     seconds: dict[str, Histogram] = field(default_factory=dict)
     lost: Counter[str] = field(default_factory=Counter)
+    missing: Counter[str] = field(default_factory=Counter)
     _names: set[str] = field(default_factory=set)
 
     def rebalanced(self, group: str, seconds: float) -> None:
-        self.seconds.setdefault(self._name(group), Histogram()).observe(seconds)
+        self.seconds.setdefault(self.named(group), Histogram()).observe(seconds)
 
     def bereaved(self, group: str, partitions: int) -> None:
-        self.lost[self._name(group)] += partitions
+        self.lost[self.named(group)] += partitions
 
-    def _name(self, group: str) -> str:
+    def named(self, group: str) -> str:
+        """Return the name under which a group has its figures."""
         if group not in self._names:
             if len(self._names) >= MOST_GROUPS:
                 return ""

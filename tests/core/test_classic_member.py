@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from gateway.core.classic_asks import (
     SyncAsk,
 )
 from gateway.core.classic_member import PATIENCE, SOON, ClassicMember
-from gateway.core.member import Assigned, Failed, Identity, Lost, Moved, Revoking, State
+from gateway.core.member import Assigned, Failed, Identity, Lost, Moved, Revoking, State, Topic
 from gateway.core.record import TopicPartition
 
 
@@ -283,6 +285,38 @@ def test_a_leader_gives_out_partitions_that_are_new(group: Coordinator, alone: P
     alone.member.learn(known(orders=6), 1.0)
     settle(group, [alone], 1.0)
     assert alone.events[1:] == [Assigned(tps(4, 5))]
+
+
+def test_a_topic_that_was_made_anew_is_lost_and_taken_from_its_start(alone: Peer):
+    """The coordinator goes by names and tells nobody: it was never read again."""
+    first, second = UUID(int=1), UUID(int=2)
+    assert alone.member.learn({"orders": Topic(first, 4)}, 1.0) == []
+    alone.events.clear()
+    alone.note(alone.member.learn({"orders": Topic(second, 3)}, 2.0))
+    lost, taken = alone.events
+    assert isinstance(lost, Lost) and lost.tps == tps(0, 1, 2, 3)
+    assert taken == Assigned(tps(0, 1, 2))
+    assert alone.member.owned == tps(0, 1, 2)
+    assert alone.member.learn({"orders": Topic(second, 3)}, 3.0) == []
+
+
+def test_what_is_being_given_up_of_a_topic_that_is_made_anew_is_given_up_at_once(
+    group: Coordinator, alone: Peer
+):
+    alone.member.learn({"orders": Topic(UUID(int=1), 4)}, 1.0)
+    other = peer()
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
+        for each in (alone, other):
+            each.send(group, now)
+            each.take(now)
+        if alone.revoking:
+            break
+    assert alone.revoking
+    gone = alone.revoking
+    alone.note(alone.member.learn({"orders": Topic(UUID(int=2), 4)}, 7.0))
+    assert alone.member.owned == tps(0, 1, 2, 3) - gone
+    settle(group, [alone, other], 8.0)
+    assert alone.member.owned | other.member.owned == tps(0, 1, 2, 3)
 
 
 def test_topics_no_longer_wanted_are_given_up(group: Coordinator, alone: Peer):

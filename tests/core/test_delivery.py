@@ -319,6 +319,40 @@ def test_what_waited_of_a_lost_partition_takes_no_room():
     assert not made.full and made.waiting == 1
 
 
+def test_a_lane_whose_partitions_went_while_it_waited_is_in_no_trouble():
+    """It went on saying so, was taken for full, and what came next was never fetched."""
+    made = lane(run_of(A, 3), records=3)
+    made.next(0.0)
+    made.answered(Away("refused"), 0.0)
+    assert made.trouble and isinstance(made.next(0.0), Wait) and made.full is False
+    made.drop([A])
+    assert (made.trouble, made.waiting, made.next(0.0)) == ("", 0, None)
+    made.put(run_of(B, 1))
+    assert offsets(made.next(0.0)) == [0]
+
+
+def test_the_trouble_of_what_is_dropped_amid_its_call_is_over_with_it():
+    made = lane(run_of(A, 1))
+    made.next(0.0)
+    made.answered(Away("refused"), 0.0)
+    step, now = after(made, 0.0)
+    assert isinstance(step, Send)
+    made.drop([A])
+    assert made.trouble == ""
+    assert made.answered(Away("refused"), now) is None
+    assert (made.trouble, made.waiting) == ("", 0)
+
+
+def test_it_counts_what_is_done_with():
+    made = lane([*run_of(A, 2), record(B, 0)], threshold=None)
+    made.next(0.0)
+    made.answered(Answered([GOOD, Item(False, "boom"), GOOD]), 0.0)
+    assert made.settled == 0
+    made.next(0.0)
+    made.buried([], 0.0)
+    assert made.settled == 3
+
+
 # whatever happens
 
 SEVERAL = [A, B, TopicPartition("pay", 0)]

@@ -58,6 +58,17 @@ def test_a_seek_forgets_what_is_kept_and_what_is_under_way_is_of_the_past():
     assert one.lineage > before
 
 
+def test_a_seek_waits_for_nothing_that_is_under_way():
+    """A long poll that was left at the broker held it up for up to 300 s."""
+    one = held()
+    one.flight = object()
+    one.seek(3)
+    assert one.flight is None
+    one.flight = object()
+    one.reset(EARLIEST)
+    assert one.flight is None
+
+
 def test_a_reset_has_no_position_until_it_is_looked_up():
     one = held(4)
     one.reset(EARLIEST)

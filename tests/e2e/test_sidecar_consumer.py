@@ -8,6 +8,7 @@ import base64
 import httpx
 import pytest
 from support.instances import Consuming, a_group, offsets_of
+from support.records import Sent, produce
 from support.sidecars import ready, running_sidecar
 
 
@@ -16,6 +17,10 @@ async def http(kafka):
     async with running_sidecar(kafka.bootstrap, consumer={}) as http:
         await ready(http)
         yield http
+
+
+def _place(topic: str, partition: int, offset: int) -> dict[str, object]:
+    return {"topic": topic, "partition": partition, "offset": offset}
 
 
 async def test_what_was_written_is_polled_committed_and_gone_on_from(http, topic, oracle):
@@ -114,6 +119,109 @@ async def test_with_auto_commit_a_poll_says_that_the_last_one_is_done_with(http,
     await instance.delete()
     after = await Consuming.created(http, instance.group)
     assert await after.committed((name, 0)) == {(name, 0): 4}
+
+
+async def test_a_commit_of_the_client_is_not_taken_back_by_the_automatic_one(http, topic, oracle):
+    """A second later it was back at what the last poll was through with."""
+    name = topic()
+    await oracle.produce(name, 20)
+    instance = await Consuming.created(http)
+    await instance.subscribe(name)
+    await instance.poll_all(1)
+    await instance.ask("POST", "/positions", {"offsets": [_place(name, 0, 10)]})
+    await instance.poll_all(10)
+    assert (await instance.commit({(name, 0): 19})).status_code == 200
+    await asyncio.sleep(1.5)  # longer than between two commits on behalf of a client
+    assert await instance.committed((name, 0)) == {(name, 0): 20}
+    await instance.delete()
+    after = await Consuming.created(http, instance.group)
+    assert await after.committed((name, 0)) == {(name, 0): 20}
+
+
+async def test_what_was_read_of_partitions_that_are_left_is_committed(http, topic, oracle):
+    """As in Java's consumer; it was dropped."""
+    name = topic(partitions=2)
+    await oracle.produce(name, 5, partition=0)
+    instance = await Consuming.created(http)
+    await instance.assign(name, 0)
+    await instance.poll_all(5)
+    await instance.assign(name, 1)
+    assert await instance.committed((name, 0)) == {(name, 0): 5}
+
+
+async def test_a_seek_does_not_wait_for_a_long_poll_that_was_left(http, topic, oracle):
+    """It waited until the broker answered the poll, for up to 300 s, and was told 503 after 30."""
+    name = topic()
+    await oracle.produce(name, 10)
+    instance = await Consuming.created(http)
+    await instance.subscribe(name)
+    await instance.poll_all(10)
+    for where, body, first in (
+        ("", {"offsets": [_place(name, 0, 5)]}, 5),
+        ("/first", {"partitions": [{"topic": name, "partition": 0}]}, 0),
+    ):
+        long = asyncio.create_task(instance.ask("GET", "/records", timeout=300_000))
+        await asyncio.wait([long], timeout=0.5)
+        answer = await instance.ask("POST", f"/positions{where}", body)
+        assert (answer.status_code, (await long).json()) == (204, [])
+        assert offsets_of(await instance.poll_all(10 - first)) == list(range(first, 10))
+
+
+async def test_a_poll_does_not_wait_for_the_bytes_that_an_earlier_one_wanted(http, topic, oracle):
+    name = topic()
+    instance = await Consuming.created(http)
+    await instance.subscribe(name)
+    while not await instance.assignment():
+        await instance.poll(timeout=100)
+    large = {"timeout": 300_000, "responseMinBytes": 50_000}
+    long = asyncio.create_task(instance.ask("GET", "/records", **large))
+    await asyncio.wait([long], timeout=0.5)
+    long.cancel()
+    await asyncio.wait([long])
+    await oracle.produce(name, 1)
+    assert offsets_of(await instance.poll(timeout=20_000)) == [0]
+
+
+async def test_a_partition_that_is_new_to_a_group_is_read_from_its_start(kafka, topic, oracle):
+    """`autoOffsetReset` is for groups that have committed nothing: what was written while nobody
+    was there was passed over."""
+    name, group = topic(), a_group()
+    async with running_sidecar(kafka.bootstrap, consumer={}) as http:
+        await ready(http)
+        first = await Consuming.created(http, group, autoOffsetReset="latest")
+        await first.subscribe(name)
+        while not await first.assignment():
+            await first.poll(timeout=100)
+        assert await first.poll(timeout=300) == [], "it begins at the end"
+        await oracle.produce(name, 1)
+        assert len(await first.poll()) == 1
+        assert (await first.commit()).json()["offsets"][0]["offset"] == 1
+        await first.delete()
+    await asyncio.to_thread(kafka.admin.add_partitions, name, 2)
+    await produce(kafka.bootstrap, name, [Sent(b"%d" % n, partition=1) for n in range(5)])
+    async with running_sidecar(kafka.bootstrap, consumer={}) as http:
+        await ready(http)
+        second = await Consuming.created(http, group, autoOffsetReset="latest")
+        await second.subscribe(name)
+        assert offsets_of(await second.poll_all(5)) == [0, 1, 2, 3, 4]
+
+
+async def test_where_retention_was_faster_a_group_goes_on_at_the_first_record_there_is_and_says_so(
+    kafka, topic, oracle, caplog
+):
+    """With `latest` it went on at the end, and what Kafka still had was passed over."""
+    name, group = topic(), a_group()
+    await oracle.produce(name, 30)
+    async with running_sidecar(kafka.bootstrap, consumer={}) as http:
+        await ready(http)
+        first = await Consuming.created(http, group, autoOffsetReset="latest")
+        assert (await first.commit({(name, 0): 4})).status_code == 200
+        await asyncio.to_thread(kafka.admin.delete_records, name, {0: 20})
+        await first.subscribe(name)
+        assert offsets_of(await first.poll_all(10)) == list(range(20, 30))
+        metrics = (await http.get("/metrics")).text
+    assert f'gateway_consumer_missing_records_total{{group="{group}"}} 15' in metrics
+    assert f"group {group}: {name}-0 has no offset 5 any more: 15 records are lost" in caplog.text
 
 
 async def test_positions_are_set_without_a_poll_before_by_offset_by_time_and_to_both_ends(
