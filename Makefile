@@ -10,7 +10,7 @@ PLOTS  := $(VENV)/.plots
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model isolation fuzz reactive kills lock clean
+.PHONY: help setup demo demo-pipeline test lint types layers format bench figures model isolation fuzz groups reactive kills lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,6 +83,10 @@ isolation: setup ## clients and what is not theirs, at full size; CLIENTS=1000 R
 # Each of some 17 properties in its turn.
 fuzz: $(READY) ## hostile input for ten minutes; MINUTES=60 for an hour
 	GATEWAY_FUZZ_SECONDS=$$(( $(or $(MINUTES),10) * 60 / 17 )) $(BIN)/python -m pytest tests/fuzz -q --timeout 0 $(ARGS)
+
+groups: $(READY) ## random histories of a reactive group in virtual time; HISTORIES=100000 for more
+	GATEWAY_GROUP_HISTORIES=$(or $(HISTORIES),10000) \
+	  $(BIN)/python -m pytest tests/sidecar/reactive/test_liveness.py -q -n 2 --timeout 0 $(ARGS)
 
 reactive: setup ## the reactive consumer with its back end away; SECONDS=300 RECORDS=20000 for more
 	GATEWAY_REACTIVE_AWAY=$(or $(SECONDS),10) GATEWAY_REACTIVE_RECORDS=$(or $(RECORDS),10000) \

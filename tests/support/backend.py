@@ -46,7 +46,8 @@ class Backend:
 
         fail:    of so many records one is answered with processed: false.
         stumble: numbers by which the batch that has one is answered 500.
-        say:     good, garbage, short, empty, hang (after the work), or a status (without any).
+        say:     good, garbage, short, empty, hang (after the work), partly (only items that failed
+                 name their records), or a status (without any).
         after:   Retry-After, with a status. delay: seconds of work for a batch.
         well:    what /health says.
         """
@@ -153,6 +154,8 @@ class _Worker:
             {"record": each, "processed": done, **({} if done else {"stacktrace": "Boom: line 1"})}
             for each, done in zip(records, processed, strict=True)
         ]
+        if say == "partly":
+            items = [{"processed": True} if each["processed"] else each for each in items]
         return JSONResponse(items[1:] if say == "short" else items)
 
     async def health(self, request: Any) -> Any:

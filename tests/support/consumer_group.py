@@ -47,7 +47,7 @@ class Coordinator:
     def expire(self, member_id: str) -> None:
         """Its session is over."""
         if self.members.pop(member_id, None) is not None:
-            self._rebalance()
+            self.rebalance()
 
     def _left(self, beat: Beat) -> BeatAnswer:
         member = self.members.get(beat.member_id)
@@ -71,7 +71,7 @@ class Coordinator:
                 self.members[beat.member_id].away = False
                 return 0
         self.members[beat.member_id] = Member(instance_id=beat.instance_id)
-        self._rebalance()
+        self.rebalance()
         return 0
 
     def _check(self, beat: Beat) -> int:
@@ -84,9 +84,9 @@ class Coordinator:
         lost = beat.epoch == member.before and beat.owned is not None
         return 0 if lost and beat.owned <= member.assigned else FENCED
 
-    def _rebalance(self) -> None:
+    def rebalance(self) -> None:
         self.epoch += 1
-        ids, places = sorted(self.members), sorted(self.partitions)
+        ids, places = list(self.members), sorted(self.partitions)
         for at, id in enumerate(ids):
             self.members[id].target = frozenset(places[at :: len(ids)])
 

@@ -15,9 +15,11 @@ import httpx
 
 from ...config.sidecar import Group as Settings
 from ...core.batch import Settled
+from ...core.held import LATEST
 from ...core.record import TopicPartition
 from ...errors import KafkaError, NotOwned
 from ...kafka.consumer import GroupConsumer
+from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset
 from ...telemetry.histogram import Histogram
 from ..context import Context
 from .backend import BackEnd
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 POLL = 5.0  # seconds that Kafka holds back a fetch without records
 AGAIN = 1.0  # seconds until a group that cannot be read is tried again
+LOOKED_UP = 2.0  # seconds for the ends to be told; without them there is no lag
 COMMIT = 5.0  # seconds for the commit on the way out, beside revokeTimeout
 
 
@@ -54,9 +57,11 @@ class ReactiveGroup:
         settings = self.settings
         consumer = self.consumer = self._made()
         self.runners = [
-            Runner(rules_of(settings), self._works(), self._throttle)
+            Runner(rules_of(settings), self._works(), self._update_pauses)
             for _ in range(settings.parallelism)
         ]
+        for runner in self.runners:
+            runner.lane.held = self.paused  # it may be a start after a failure
         consumer.subscribe(settings.matching or settings.topics, self)
         lanes = [asyncio.create_task(each.run()) for each in self.runners]
         others = [asyncio.create_task(work) for work in (self.points.run(), self._watch())]
@@ -90,6 +95,7 @@ class ReactiveGroup:
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
             prefetch=True,
+            on_gap=self._audit_gap,
         )
 
     def _works(self) -> Works:
@@ -128,16 +134,19 @@ class ReactiveGroup:
                 self._of[record.tp].lane.put((record,))
             for runner in {self._of[record.tp] for record in records}:
                 runner.wake()
-                self._throttle(runner)
+                self._update_pauses(runner)
             self._caught_up(consumer)
 
-    def _throttle(self, runner: Runner) -> None:
-        """A lane with enough to do is given no more: its partitions are paused."""
-        wanted = self.paused or runner.lane.full
-        if wanted != runner.throttled and self.consumer is not None:
-            runner.throttled = wanted
-            held = runner.tps & self.consumer.assignment
-            (self.consumer.pause if wanted else self.consumer.resume)(held)
+    def _update_pauses(self, runner: Runner) -> None:
+        """Pause the partitions of a lane that has enough to do, and resume them otherwise.
+
+        Nothing is remembered: after a rebalance or a seek the lane may be empty, and what it was
+        given before says nothing of its partitions now.
+        """
+        consumer = self.consumer
+        if consumer is not None:
+            held = runner.tps & consumer.assignment
+            (consumer.pause if self.paused or runner.lane.full else consumer.resume)(held)
 
     def _caught_up(self, consumer: GroupConsumer) -> None:
         """Past the ends of transactions, which are no records and have offsets."""
@@ -150,30 +159,73 @@ class ReactiveGroup:
     def _settled(self, settled: Settled) -> None:
         audited(self._context.audit, settled)
 
+    def _audit_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
+        what = f"Kafka does not have this offset any more; the group goes on at {found}"
+        self._context.audit.consumed(tp.topic, tp.partition, missing, reactive=True, error=what)
+
     async def _commit(self, points: Mapping[TopicPartition, int]) -> None:
         assert self.consumer is not None
         await self.consumer.commit(points)
 
     async def _watch(self) -> None:
-        """Say which lanes are stuck, once for each time that they are."""
+        """Log which lanes are stuck, once for each time that they are."""
         stuck: set[Runner] = set()
         most = self.settings.max_poll_interval
         while True:
-            await asyncio.sleep(min(most, 10.0))
+            await asyncio.sleep(min(most / 4, 10.0))
+            await self._look_for_progress()
             now = asyncio.get_running_loop().time()
             for runner in self.runners:
                 if not self.is_stuck(runner, now):
                     stuck.discard(runner)
                 elif runner not in stuck:
                     stuck.add(runner)
-                    log.error(
-                        "group %s: a lane has not moved for %.0f s (its membership goes on): %s",
-                        self.name, now - runner.lane.since, runner.lane.trouble,
-                    )  # fmt: skip
+                    log.error("%s (its membership goes on)", self.describe_stuck(runner, now))
+
+    async def _look_for_progress(self) -> None:
+        """Note which lanes have moved since the last look, or have nothing to do."""
+        moved = [runner for runner in self.runners if runner.has_moved(self._positions(runner))]
+        still = [runner for runner in self.runners if runner not in moved]
+        idle = {tp for runner in still if not runner.lane.waiting for tp in runner.tps}
+        ends = await self.list_ends(idle) if idle else {}
+        now = asyncio.get_running_loop().time()
+        for runner in self.runners:
+            lags = (
+                at is not None and at < ends.get(tp, 0)
+                for tp, at in self._positions(runner).items()
+            )
+            if runner in moved or self.paused or not (runner.lane.waiting or any(lags)):
+                runner.moved_at = now
+
+    def _positions(self, runner: Runner) -> dict[TopicPartition, int | None]:
+        consumer = self.consumer
+        if consumer is None:
+            return {}
+        return {tp: consumer.position(tp) for tp in runner.tps & consumer.assignment}
+
+    async def list_ends(self, tps: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the offsets up to which these partitions can be read, of those that tell it."""
+        committed = self.settings.isolation == "read_committed"
+        isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
+        specs = dict.fromkeys(tps, LATEST)
+        try:
+            answers = await self._context.cluster.list_offsets(specs, isolation, within=LOOKED_UP)
+        except KafkaError:
+            return {}
+        return {tp: at.offset for tp, at in answers.items() if isinstance(at, Offset)}
 
     def is_stuck(self, runner: Runner, now: float) -> bool:
+        """Return whether a lane with something to do has not moved for `max_poll_interval`."""
         lane = runner.lane
-        return bool(lane.trouble) and now - lane.since >= self.settings.max_poll_interval
+        since = min(runner.moved_at, lane.since if lane.trouble else now)
+        return not self.paused and now - since >= self.settings.max_poll_interval
+
+    def describe_stuck(self, runner: Runner, now: float) -> str:
+        """Return which lane does not move, for how long, and why."""
+        lane = runner.lane
+        seconds = now - min(runner.moved_at, lane.since if lane.trouble else now)
+        why = lane.trouble or self.points.failing or "its partitions have records, and none come"
+        return f"group {self.name}: a lane has not moved for {seconds:.0f} s: {why}"
 
     @property
     def rebalances(self) -> Histogram | None:
@@ -187,8 +239,7 @@ class ReactiveGroup:
             runner = min(self.runners, key=lambda each: len(each.tps))
             runner.tps.add(tp)
             self._of[tp] = runner
-            if runner.throttled and self.consumer is not None:
-                self.consumer.pause({tp} & self.consumer.assignment)
+            self._update_pauses(runner)
 
     async def revoked(self, tps: frozenset[TopicPartition]) -> None:
         """What is under way may be finished, and is committed."""
@@ -223,6 +274,7 @@ class ReactiveGroup:
         for runner, tps in self._by_runner(offsets).items():
             runner.drop(tps)
             runner.tps |= tps
+            self._update_pauses(runner)
         for tp, offset in offsets.items():
             self.consumer.seek(tp, offset)
         self.points.forget(offsets)
@@ -234,7 +286,7 @@ class ReactiveGroup:
         self.paused = paused
         for runner in self.runners:
             runner.lane.held = paused
-            self._throttle(runner)
+            self._update_pauses(runner)
             runner.wake()
 
     def runner_of(self, tp: TopicPartition) -> Runner | None:

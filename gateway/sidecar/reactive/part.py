@@ -72,9 +72,13 @@ class Reactive:
             await self._client.aclose()
 
     async def check(self) -> None:
+        now = asyncio.get_running_loop().time()
         for each in self.groups.values():
             if each.failure is not None:
                 raise Unready("reactive", f"group {each.name}: {each.failure}")
+            for runner in each.runners:
+                if each.is_stuck(runner, now):
+                    raise Unready("reactive", each.describe_stuck(runner, now))
 
     def read(self, figures: Figures) -> None:
         """Adds what a scrape wants to know."""
@@ -99,12 +103,12 @@ class Reactive:
 
     async def _list(self, request: Request) -> Response:
         await self._context.scope(request, READ)
-        return answer([await state_of(each, None) for each in self.groups.values()])
+        return answer([await state_of(each, lag=False) for each in self.groups.values()])
 
     async def _state(self, request: Request) -> Response:
         await self._context.scope(request, READ, group=request.path_params["group"])
         group = self._named(request)
-        return answer(await state_of(group, self._context.cluster))
+        return answer(await state_of(group, lag=True))
 
     async def _pause(self, request: Request) -> Response:
         return await self._paused(request, True)
@@ -116,7 +120,7 @@ class Reactive:
         group = await self._administered(request)
         group.pause(paused)
         log.info("group %s is %s", group.name, "paused" if paused else "resumed")
-        return answer(await state_of(group, None))
+        return answer(await state_of(group, lag=False))
 
     async def _seek(self, request: Request) -> Response:
         group = await self._administered(request)

@@ -72,6 +72,8 @@ class Points:
             noted = self._noted
             wanted = {tp: at for tp, at in noted.items() if tps is None or tp in tps}
             if not wanted:
+                if not noted:  # what could not be committed is another's now
+                    self._recover()
                 return
             try:
                 await self._commit(wanted)
@@ -81,10 +83,13 @@ class Points:
                 if noted.get(tp) == at:
                     del noted[tp]
                     self._committed[tp] = at
-            if self.failing:
-                log.info("group %s: offsets can be committed again", self._group)
-            self.failing = ""
-            self.good.set()
+            self._recover()
+
+    def _recover(self) -> None:
+        if self.failing:
+            log.info("group %s: offsets can be committed again", self._group)
+        self.failing = ""
+        self.good.set()
 
     def _failed(self, why: str) -> None:
         if not self.failing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...config.sidecar import Group
@@ -56,14 +56,19 @@ class Works:
 
 
 class Runner:
-    """A lane, its partitions, and its loop. turned: called whenever it has moved."""
+    """A lane, its partitions, and its loop.
 
-    def __init__(self, rules: Rules, works: Works, turned: Callable[[Runner], None]) -> None:
+    on_turn: called in each turn of the loop, also where nothing but its partitions changed.
+    moved_at: when it was last seen to move, or to have nothing to do; loop time. Of its group.
+    """
+
+    def __init__(self, rules: Rules, works: Works, on_turn: Callable[[Runner], None]) -> None:
         self.lane = Lane(rules)
         self.tps: set[TopicPartition] = set()
-        self.throttled = False
+        self.moved_at = _now()
         self._works = works
-        self._turned = turned
+        self._on_turn = on_turn
+        self._seen: tuple[int, Mapping[TopicPartition, int | None]] = (0, {})
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()
         self._sending: asyncio.Task[Verdict] | None = None
@@ -72,9 +77,19 @@ class Runner:
     def wake(self) -> None:
         self._wake.set()
 
+    def has_moved(self, positions: Mapping[TopicPartition, int | None]) -> bool:
+        """Return whether anything was settled, or is read from elsewhere, since the last call.
+
+        Args:
+            positions: Where its partitions are read next.
+        """
+        before, self._seen = self._seen, (self.lane.settled, positions)
+        return before != self._seen
+
     async def run(self) -> None:
         while True:
             self._wake.clear()
+            self._on_turn(self)
             await self._works.points.good.wait()
             step = self.lane.next(_now())
             if step is None or isinstance(step, Wait):
@@ -83,7 +98,6 @@ class Runner:
                 self._told(await self._done(step))
                 self._moved.set()
                 self._moved = asyncio.Event()
-                self._turned(self)
 
     # partitions that go
 
@@ -175,6 +189,7 @@ class Runner:
         self._said = trouble
         if settled is None:
             return
+        self.moved_at = _now()
         for record in settled.processed:
             works.tallies.records[record.tp.topic, "processed"] += 1
         for each in settled.dead:

@@ -6,20 +6,15 @@ import asyncio
 from typing import Any
 
 from ...core.record import TopicPartition
-from ...errors import KafkaError
-from ...kafka.cluster import Cluster
-from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset
 from .group import ReactiveGroup
 from .runner import Runner
 
-LOOKED_UP = 2.0  # seconds for the ends to be told; without them there is no lag
 
-
-async def state_of(group: ReactiveGroup, cluster: Cluster | None) -> dict[str, Any]:
-    """cluster: asked for the ends of its partitions, too."""
+async def state_of(group: ReactiveGroup, *, lag: bool) -> dict[str, Any]:
+    """Return it as JSON. lag: Kafka is asked for the ends of its partitions."""
     consumer = group.consumer
     held = sorted(consumer.assignment) if consumer is not None else []
-    ends = await _ends(group, held, cluster) if cluster is not None and held else {}
+    ends = await group.list_ends(held) if lag and held else {}
     if consumer is not None:  # some may have gone meanwhile
         held = sorted(consumer.assignment.intersection(held))
     partitions = [_partition(group, tp, ends) for tp in held]
@@ -31,7 +26,7 @@ async def state_of(group: ReactiveGroup, cluster: Cluster | None) -> dict[str, A
         "state": _word(group),
         "failure": group.failure or group.points.failing or None,
         "backend": f"{group.settings.backend.host}{group.settings.backend.path}",
-        "lag": None if None in lags or cluster is None else sum(lags),
+        "lag": None if None in lags or not lag else sum(lags),
         "processed": _count(group, "processed"),
         "deadLetters": _count(group, "dead"),
         "repeated": group.tallies.repeated,
@@ -82,15 +77,3 @@ def _partition(
         "lag": None if end is None or reached is None else max(0, end - reached),
         "lane": group.runners.index(runner) if runner is not None else None,
     }
-
-
-async def _ends(
-    group: ReactiveGroup, tps: list[TopicPartition], cluster: Cluster
-) -> dict[TopicPartition, int]:
-    committed = group.settings.isolation == "read_committed"
-    isolation = READ_COMMITTED if committed else READ_UNCOMMITTED
-    try:
-        answers = await cluster.list_offsets(dict.fromkeys(tps, -1), isolation, within=LOOKED_UP)
-    except KafkaError:
-        return {}
-    return {tp: at.offset for tp, at in answers.items() if isinstance(at, Offset)}

@@ -86,3 +86,19 @@ async def test_who_gives_up_partitions_commits_theirs_only():
     assert kafka.commits == [{A: 1}]
     await points.flush()
     assert kafka.commits == [{A: 1}, {B: 1}]
+
+
+async def test_what_could_not_be_committed_and_is_anothers_holds_up_nothing():
+    """Lanes waited for a commit that nobody was going to try again."""
+    kafka = Kafka()
+    points = Points("g", kafka)
+    kafka.says = BrokerUnavailable("away")
+    points.note({A: 1})
+    running = asyncio.create_task(points.run())
+    try:
+        await until(lambda: points.failing)
+        points.forget([A])
+        await until(points.good.is_set)
+        assert points.failing == ""
+    finally:
+        running.cancel()

@@ -254,6 +254,88 @@ async def test_a_group_is_paused_resumed_and_sent_back_over_http(world: World):
     assert (await world.committed(group["group"])) == 40
 
 
+async def test_a_seek_while_the_back_end_is_away_leaves_no_lane_standing(world: World):
+    """The lane was taken for full, and the partitions that were sought stayed paused for ever."""
+    group = settings(world.backend, world.topic, maxPollRecords=5)
+    world.backend.order(say=503)
+    world.write(60)
+    async with sidecar(world, group) as http:
+        await until_held_up(http, group, "says 503")
+        path = f"/reactive/{group['group']}/seek"
+        assert (await http.post(path, json={"to": "beginning"})).status_code == 200
+        said = await state(http, group)
+        world.backend.order()
+        await until_state(http, group, lag=0, processed=60)
+        assert {lane["heldUpBy"] for lane in (await state(http, group))["lanes"]} == {None}
+    assert len(said["partitions"]) == 3
+    world.check_order()
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+async def test_a_rebalance_while_the_back_end_is_away_leaves_no_lane_standing(
+    world: World, protocol: str
+):
+    """What came back to a lane that had been full was never fetched again."""
+    group = settings(world.backend, world.topic, maxPollRecords=5, groupProtocol=protocol)
+    group |= {"parallelism": 2, "sessionTimeout": "6s", "revokeTimeout": "300ms"}
+    world.backend.order(say=503)
+    world.write(90)
+    async with sidecar(world, group) as first:
+        await until_held_up(first, group, "says 503")
+        async with sidecar(world, group) as second:
+            await until_owner(second, group)
+            await until_held_up(second, group, "says 503")
+        world.backend.order()
+        await until_state(first, group, lag=0)
+        await world.settled()
+    assert await world.committed(group["group"]) == 90
+    world.check_order()
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+async def test_a_topic_that_is_made_anew_is_read_from_its_start(world: World, protocol: str):
+    """With the classic protocol it was never read again, with a lag of 0 at first."""
+    group = settings(world.backend, world.topic, groupProtocol=protocol)
+    world.write(30)
+    async with sidecar(world, group) as http:
+        await until_state(http, group, lag=0, processed=30)
+        await asyncio.to_thread(world.kafka.admin.delete_topic, world.topic)
+        await asyncio.to_thread(world.kafka.admin.create_topic, world.topic, partitions=3)
+        world.write(15)
+        await until_state(http, group, lag=0, processed=45)
+        await world.settled()
+    assert await world.committed(group["group"]) == 15
+
+
+async def test_an_answer_that_names_its_records_in_part_gives_up_none_of_the_others(world: World):
+    """Items were taken by their place, and a good record became the dead letter of a bad one."""
+    group = settings(world.backend, world.topic, maxRetries=1)
+    world.backend.order(say="partly", fail=10)
+    world.write(12)
+    async with sidecar(world, group) as http:
+        await until_held_up(http, group, "name their records")
+        assert (await state(http, group))["processed"] == 0
+        world.backend.order(fail=10)
+        await until_state(http, group, lag=0, processed=10, deadLetters=2)
+        assert sorted(int(each.said["n"]) for each in await world.dead()) == [0, 10]
+
+
+async def test_a_lane_that_stands_still_makes_the_sidecar_unready(world: World):
+    """It said RUNNING and ready for as long as it stood."""
+    world.backend.order(say=503)
+    group = settings(world.backend, world.topic, maxPollInterval="300ms")
+    async with sidecar(world, group) as http:
+        await ready(http)
+        world.write(10)
+        async with asyncio.timeout(60):
+            while (answer := await http.get("/health/readiness")).is_success:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert "a lane has not moved for" in answer.text and "says 503" in answer.text
+        world.backend.order()
+        await until_state(http, group, lag=0)
+        await ready(http)
+
+
 async def test_an_unknown_group_is_told_the_nearest(world: World):
     group = settings(world.backend, world.topic, group="billing")
     async with sidecar(world, group) as http:
