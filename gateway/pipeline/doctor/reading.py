@@ -8,6 +8,7 @@ Spark adds the times of operators up over tasks; what that is of a batch is `Run
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,6 +20,10 @@ LEAST = 3
 
 COLD = 2
 """Batches that are left out after a start: they take 6 to 15 s, for the compiler and the caches."""
+
+_TIME = re.compile(r"([+-]?\d{4,})(-.+)")
+_CYCLE = 146_097 * 86_400
+"""Seconds of 400 years, after which the calendar repeats itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +271,13 @@ def _work(told: Mapping[str, Any]) -> Work:
 
 
 def _time(text: Any) -> float | None:
+    """Return seconds since 1970. Spark tells times of any year, such as +55840-11-08T22:13:20.000Z;
+    Python knows the years 1 to 9999. Raises ValueError."""
     if not text:
         return None
-    at = datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    found = _TIME.fullmatch(str(text).replace("Z", "+00:00"))
+    if found is None:
+        raise ValueError(f"'{text}' is no time of Spark's progress")
+    cycles, year = divmod(int(found[1]) - 2000, 400)
+    at = datetime.fromisoformat(f"{2000 + year}{found[2]}").timestamp() + cycles * _CYCLE
     return at if at > 0 else None  # 1970: no watermark yet

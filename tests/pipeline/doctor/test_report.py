@@ -30,6 +30,17 @@ def saved(tmp_path: Path) -> Path:
     return file
 
 
+def test_a_watermark_of_any_year_is_read():
+    """A watermark beyond the year 9999 made the whole batch unreadable: Python has no such time."""
+    times = {"max": "2026-11-23T00:00:00.000Z", "watermark": "+55840-11-08T22:13:20.000Z"}
+    (batch,) = run([{**HEALTHY[0], "eventTime": times}]).batches
+    assert batch.watermark == 1_700_000_000_000
+    assert batch.newest == 1_795_392_000
+    old = {"watermark": "-0001-01-01T00:00:00.000Z"}
+    (batch,) = run([{**HEALTHY[0], "eventTime": old}]).batches
+    assert batch.watermark is None
+
+
 def test_says_the_cause_its_evidence_and_the_setting():
     text = as_text(diagnose(run(SKEWED)))
     assert "orders: 6 batches of 10,000 rows in 2.00 s (5,000 rows/s)" in text
