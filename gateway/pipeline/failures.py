@@ -25,6 +25,7 @@ _RETRIED = re.compile(
 )
 _TRACED = re.compile(r"Traceback \(most recent call last\)")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]*): (.*)$", re.MULTILINE)
+_CAUSED = re.compile(r"^(?:Caused by)?: ([A-Za-z_][\w.$]*)(?:: (.*))?$", re.MULTILINE)
 _WRAPPERS = re.compile(
     r"(StreamingQuery|Spark|ForeachBatchUserFunc|ForeachUserFunc|Execution|Py4J|Python)Exception$"
 )
@@ -58,8 +59,24 @@ def chain(query: Any) -> list[Cause]:
     held = query._jsq.exception()
     if not held.isDefined():
         return []
+    return _of_java(held.get())
+
+
+def causes(error: BaseException) -> list[Cause]:
+    """Return the causes of what was raised here: those of Java where Spark's JVM raised it, else
+    itself."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    return _of_java(java) or [Cause(type(error).__name__, str(error))]
+
+
+def explain(error: BaseException) -> str:
+    """Return one line of why something was raised here: of Java's exceptions their cause."""
+    found = causes(error)
+    return _reason(found) if "." in found[0].kind else _first(found[0].message) or found[0].kind
+
+
+def _of_java(error: Any) -> list[Cause]:
     found: list[Cause] = []
-    error = held.get()
     while error is not None and len(found) < 20:
         found.append(Cause(str(error.getClass().getName()), str(error.getMessage() or "")))
         error = error.getCause()
@@ -73,6 +90,9 @@ def _reason(chain: Sequence[Cause]) -> str:
             raised = _RAISED.findall(each.message)
             if raised:
                 kind, said = raised[-1]
+                if kind.endswith("Py4JJavaError"):  # its own text says which call it was, no more
+                    java = [Cause(*found) for found in _CAUSED.findall(each.message)]
+                    return _reason(java or [Cause(kind, said)])
                 return _short(said if kind.startswith("gateway.errors.") else f"{kind}: {said}")
         line = _first(each.message)
         if line and not _WRAPPERS.search(each.kind):

@@ -114,9 +114,4 @@ def failure_of(error: Exception) -> Failure:
         return Failure(str(error), failures.of([Cause("", known)]).transient)
     if isinstance(error, PipelineError):
         return Failure(str(error), "does not answer" in str(error))
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    chain: list[Cause] = []
-    while java is not None and len(chain) < 20:
-        chain.append(Cause(str(java.getClass().getName()), str(java.getMessage() or "")))
-        java = java.getCause()
-    return failures.of(chain or [Cause(type(error).__name__, str(error))])
+    return failures.of(failures.causes(error))

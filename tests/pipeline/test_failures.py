@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.pipeline.failures import LONGEST, Cause, of
+from gateway.pipeline.failures import LONGEST, Cause, explain, of
 
 STREAM = Cause(
     "org.apache.spark.sql.streaming.StreamingQueryException",
@@ -56,3 +56,31 @@ def test_a_reason_is_never_pages():
     assert len(of([Cause("java.lang.X", "y" * 10_000)]).reason) == LONGEST
     assert of([]).reason == "it ended without saying why"
     assert of([STREAM]).reason.startswith("Query [id = 1, runId = 2] terminated")
+
+
+JAVA = """\
+py4j.protocol.Py4JJavaError: An error occurred while calling o1253.collectToPython.
+: org.apache.spark.SparkException: [FAILED] Job aborted due to stage failure: Task 0 in stage 2
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2935)
+Caused by: java.lang.ArithmeticException: long overflow
+\tat java.base/java.lang.Math.multiplyExact(Math.java:1004)
+\t... 1 more
+"""
+
+
+def test_of_a_call_of_java_the_cause_in_java_is_told():
+    """The reason told was which call it was: "An error occurred while calling o1253..."."""
+    raised = Cause("py4j.Py4JException", PYTHON + JAVA)
+    assert of([STREAM, raised]).reason == "ArithmeticException: long overflow"
+    without = Cause("py4j.Py4JException", PYTHON + JAVA.splitlines()[0])
+    assert "An error occurred while calling o1253" in of([STREAM, without]).reason
+
+
+def test_what_spark_raises_here_is_told_by_its_cause_in_java(spark):
+    """As above, of a call that was made here, such as that which reads a table."""
+    failing = spark.sql("SELECT timestamp_millis(id * 1700000000000000000) AS at FROM range(2)")
+    with pytest.raises(Exception, match=r"calling|overflow") as raised:
+        failing.toArrow()
+    assert "overflow" in explain(raised.value)
+    assert "An error occurred while calling" not in explain(raised.value)
+    assert explain(OSError("no such file\nat all")) == "no such file"

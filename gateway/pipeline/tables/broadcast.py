@@ -18,7 +18,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gateway.errors import PipelineError
-from gateway.pipeline import alerts
+from gateway.pipeline import alerts, failures
 
 from .columns import parsed
 
@@ -82,7 +82,7 @@ class Refreshed(Generic[T]):
         try:
             value = self._read()
         except Exception as error:
-            what = f"the table of job {self._job} cannot be read: {_reason(error)}"
+            what = f"the table of job {self._job} cannot be read: {failures.explain(error)}"
             raise PipelineError(f"{what}; the job does not begin without it") from error
         self._swap(value, begun)
         return value
@@ -95,7 +95,7 @@ class Refreshed(Generic[T]):
             now = self._clock()
             self._due = now + min(self._refresh / 2, _AGAIN)
             self._overdue = float("inf")  # what is not to be had is not waited for
-            what = f"its table cannot be read: {_reason(error)}"
+            what = f"its table cannot be read: {failures.explain(error)}"
             alerts.raise_(self._job, ALERT, f"{what}; the last one goes on, look at its source")
         else:
             self._swap(value, begun)
@@ -163,7 +163,3 @@ def _unique(rows: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
     return rows.where(F.col(KEY).isNotNull()).dropDuplicates([KEY])
-
-
-def _reason(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
