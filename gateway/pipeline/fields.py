@@ -3,18 +3,20 @@
 JSON is read by Spark itself. Avro, Protobuf and JSON Schema are made JSON text by Arrow batches in
 Python first (see `schemas`), so that types, times and what is invalid mean the same in all.
 
-A record is invalid if its value is no JSON of the types of its columns, or its event time is
-missing. A tombstone (no value) is no event and passed over; with model string it is a null.
+A record is invalid if its value is not one JSON value of the types of its columns, one of them is
+out of the range of its type, or its event time is missing or outside of the years 1 to 9999. A
+tombstone (no value) is no event and passed over; with model string it is a null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from gateway.config.pipeline import Input
 
-from .types import META, MILLIS, shown, spark
+from . import parsing
+from .types import META, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -24,8 +26,8 @@ TEXT = "_text"
 """Of values with a schema: their JSON text."""
 FAULT = "_fault"
 """Of values with a schema: why they have no text."""
-_CORRUPT = "_corrupt_record"
-_HEARD = "_heard"
+_PARSED = "_parsed"
+_UNTIMELY = "its timestamp is outside of the years 1 to 9999"
 
 
 def columns(input: Input, derived: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -47,26 +49,30 @@ def typed(
     derived: Mapping[str, str] | None = None,
     *,
     observed: str = "",
+    timed: bool = True,
 ) -> DataFrame:
     """Kafka's columns (value, or its JSON text) as those of the job; what is invalid is left out,
     or ends the job where `onInvalid` says so.
 
     observed: under this name it is counted what is read (`rows`), and `invalid` of it.
+    timed: False where records may have any timestamp.
     """
-    read = _read(raw, input, derived)
+    read = _read(raw, input, derived, timed)
     if observed:
         read = _counted(read, observed)
-    if input.value.model == "string":
-        return read.select("value", *_meta())
     from pyspark.sql import functions as F
 
     wrong = F.col(REASON)
     if input.on_invalid == "fail":
         said = F.concat_ws(" ", F.lit(f"{input.topic}:"), wrong, *_place())
         wrong = F.when(wrong.isNotNull(), F.raise_error(said)).otherwise(wrong)
+    if input.value.model == "string":
+        return read.where(wrong.isNull()).select("value", *_meta())
     kept = read.where(wrong.isNull() & F.col("value").isNotNull())
     fields = fields_of(input, derived)
-    return kept.select(*(_shown(name, kind) for name, kind in fields.items()), *_meta())
+    parsed = F.col(_PARSED)
+    columns = (parsing.column_of(parsed, *each).alias(each[0]) for each in fields.items())
+    return kept.select(*columns, *_meta())
 
 
 def _counted(read: DataFrame, name: str) -> DataFrame:
@@ -82,46 +88,52 @@ def invalid(raw: DataFrame, input: Input, derived: Mapping[str, str] | None = No
     return read.where(read[REASON].isNotNull()).select(*raw.columns, REASON)
 
 
-def _read(raw: DataFrame, input: Input, derived: Mapping[str, str] | None) -> DataFrame:
-    """With `_heard`, a struct of the columns, and `_reason`, null where it is valid."""
+def _read(
+    raw: DataFrame, input: Input, derived: Mapping[str, str] | None, timed: bool = True
+) -> DataFrame:
+    """Return the rows with `_parsed` (see `parsing`) and `_reason`, null where they are valid."""
     from pyspark.sql import functions as F
 
+    untimely = F.when(parsing.outside_years(F.col("timestamp")), F.lit(_UNTIMELY))
+    given_time = untimely if timed and input.time in META else F.lit(None).cast("string")
     if input.value.model == "string":
         plain = raw.withColumn("value", F.col("value").cast("string"))
-        return plain.withColumn(REASON, F.lit(None).cast("string"))
-    fields = fields_of(input, derived)
-    ddl = ", ".join(
-        [*(f"`{name}` {spark(kind)}" for name, kind in fields.items()), f"{_CORRUPT} string"]
-    )
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    text = F.col(TEXT if TEXT in raw.columns else "value").cast("string")
+        return plain.withColumn(REASON, given_time)
     # Not deterministic, in form: the filter on what is parsed would else be pushed below, and each
     # value be parsed again there.
-    once = F.when(F.rand(0) + 1 > 0, text)  # rand() >= 0 alone is optimized away
-    parsed = raw.withColumn(_HEARD, F.from_json(once, ddl, options))
-    return parsed.withColumn(REASON, _reason(input, raw.columns))
+    once = F.when(F.rand(0) + 1 > 0, _text(raw))  # rand() >= 0 alone is optimized away
+    fields = fields_of(input, derived)
+    parsed = raw.withColumn(_PARSED, parsing.parse(once, fields, finite=_is_json(raw)))
+    faults = F.coalesce(*_faults(raw, input, fields), given_time)
+    return parsed.withColumn(REASON, F.when(F.col("value").isNotNull(), faults))
 
 
-def _reason(input: Input, given: Sequence[str]) -> Column:
+def _is_json(raw: DataFrame) -> bool:
+    """Return whether values are JSON themselves, and not text that a codec made of them."""
+    return TEXT not in raw.columns
+
+
+def _text(raw: DataFrame) -> Column:
     from pyspark.sql import functions as F
 
-    there = F.col("value").isNotNull()
-    heard = F.col(_HEARD).isNull() | F.col(f"{_HEARD}.{_CORRUPT}").isNotNull()
-    why = [F.when(there & heard, F.lit("its value is no JSON of the columns"))]
-    if FAULT in given:
-        why.insert(0, F.col(FAULT))
+    return F.col("value" if _is_json(raw) else TEXT).cast("string")
+
+
+def _faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Iterator[Column]:
+    """Yield what may be wrong with a value: each a reason, or null."""
+    from pyspark.sql import functions as F
+
+    parsed = F.col(_PARSED)
+    if FAULT in raw.columns:
+        yield F.col(FAULT)
+    yield F.when(~parsing.is_whole(parsed), F.lit("its value is no JSON of the columns"))
+    for name, kind in fields.items():
+        wrong = parsing.out_of_range(parsed, _text(raw), name, kind, finite=_is_json(raw))
+        if wrong is not None:
+            yield F.when(wrong, F.lit(f"'{name}' is out of the range of {shown(kind)}"))
     if input.time not in META:
-        timeless = F.col(f"{_HEARD}.{input.time}").isNull()
-        why.append(F.when(there & timeless, F.lit(f"it has no event time, '{input.time}'")))
-    return F.coalesce(*why)
-
-
-def _shown(name: str, kind: str) -> Column:
-    from pyspark.sql import functions as F
-
-    read = F.col(f"{_HEARD}.{name}")
-    millis = kind.strip().lower() == MILLIS
-    return (F.timestamp_millis(read) if millis else read).alias(name)
+        timeless = parsing.column_of(parsed, input.time, fields[input.time]).isNull()
+        yield F.when(timeless, F.lit(f"it has no event time, '{input.time}'"))
 
 
 def _meta() -> list[Column]:

@@ -58,6 +58,7 @@ def start(
             cluster_of(settings.clusters, each.kafka),
             settings.catalogs,
             observed="" if job.trigger == "realtime" else name,
+            timed=not isinstance(job, config.Load),
         )
         for name, each in read(job).items()
     }

@@ -33,16 +33,23 @@ class Offsets(NamedTuple):
 
 
 def read_stream(
-    spark: SparkSession, input: Input, kafka: Kafka, catalogs: Catalogs, *, observed: str = ""
+    spark: SparkSession,
+    input: Input,
+    kafka: Kafka,
+    catalogs: Catalogs,
+    *,
+    observed: str = "",
+    timed: bool = True,
 ) -> DataFrame:
     """The job's columns, with its watermark.
 
     observed: under this name progress says how many `rows` were read and `invalid` ones among them.
+    timed: False where the job has no event time, so that its records may have any timestamp.
     Raises PipelineError, RegistryUnavailable, FormatError: of a schema.
     """
     options = spark_options(kafka) | _options(input) | {"subscribe": input.topic}
     loaded = spark.readStream.format("kafka").options(**options).load()
-    table = typed(loaded.select(*_needed(input)), input, catalogs, observed=observed)
+    table = typed(loaded.select(*_needed(input)), input, catalogs, observed=observed, timed=timed)
     return table.withWatermark(input.time, f"{input.watermark * 1000:.0f} milliseconds")
 
 
@@ -75,11 +82,16 @@ def raw_range(
 
 
 def typed(
-    raw: DataFrame, input: Input, catalogs: Catalogs | None = None, *, observed: str = ""
+    raw: DataFrame,
+    input: Input,
+    catalogs: Catalogs | None = None,
+    *,
+    observed: str = "",
+    timed: bool = True,
 ) -> DataFrame:
     """Kafka's columns as the job's. catalogs: for values with a schema."""
     decoded, derived = schemas.decoded(raw, input, catalogs or {})
-    return fields.typed(decoded, input, derived, observed=observed)
+    return fields.typed(decoded, input, derived, observed=observed, timed=timed)
 
 
 def invalid(raw: DataFrame, input: Input, catalogs: Catalogs | None = None) -> DataFrame:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.until import PATIENCE
@@ -10,6 +11,7 @@ from support.until import PATIENCE
 from gateway.errors import PipelineError
 from gateway.pipeline import alerts
 from gateway.pipeline.tables.broadcast import ALERT, Refreshed
+from gateway.pipeline.tables.columns import parsed
 
 
 class Source:
@@ -84,3 +86,23 @@ def test_the_last_good_one_goes_on_where_reads_fail():
     refreshed.current()
     met(lambda: ("enriched", ALERT) not in alerts.active())
     assert refreshed.current() == 2
+
+
+def test_what_a_type_cannot_express_is_null_and_does_not_end_the_job(spark: Any):
+    """One such row made the table unreadable, and the job did not begin."""
+    values = {
+        "good": '{"name": "ann", "at": 1700000000000}',
+        "far": '{"name": "bob", "at": 1700000000000000000, "when": 1700000000000, "n": 200}',
+        "two": '{"name": "cat"}{"name": "dan"}',
+        "open": '{"name": "cat"}}',
+        "text": '{"name": "eve", "n": "x"}',
+    }
+    fields = {"name": "string", "at": "timestamp_ms", "when": "timestamp", "n": "tinyint"}
+    held = spark.createDataFrame(list(values.items()), "key string, json string")
+    rows = parsed(held, "json", fields)
+    found = {row.key: tuple(row)[1:] for row in rows.collect()}
+    assert found["good"][0] == "ann"
+    assert found["good"][1] is not None
+    assert found["far"] == ("bob", None, None, None)
+    assert found["two"] == found["open"] == (None, None, None, None)
+    assert found["text"] == ("eve", None, None, None)
