@@ -112,7 +112,8 @@ class Task:
 
     def _rows(self, producer: Transactional, batch: pa.RecordBatch) -> int:
         names = batch.schema.names
-        keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+        # as bytes: a text of Spark's may be no UTF-8, such as a key that was cast
+        keys, values = (batch.column(each).cast("binary").to_pylist() for each in ("key", "value"))
         if "headers" not in names and "topic" not in names:
             producer.plain(self.topic, keys, values)
             return len(values)

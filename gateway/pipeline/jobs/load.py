@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.pipeline import Fields, Input
-from gateway.pipeline.tables.redis import NOTE, Away, Redis, Server
+from gateway.pipeline.tables.redis import NOTE, Away, Redis, Server, texts
 from gateway.pipeline.tables.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def written(server: Server, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
     redis = Redis(server)
     for batch in batches:
         keys, values, *_ = batch.columns
-        rows = list(zip(keys.to_pylist(), values.cast(pa.binary()).to_pylist(), strict=True))
+        rows = list(zip(texts(keys), values.cast(pa.binary()).to_pylist(), strict=True))
         _patiently(server, lambda rows=rows: redis.store(rows))
         behind = pa.compute.add(batch["offset"], 1)
         columns = [batch["topic"], batch["partition"], behind]

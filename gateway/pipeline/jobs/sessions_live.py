@@ -25,8 +25,9 @@ from .pieces import EVER, ORDER, Rules, step
 from .pieces import schema as pieces_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+    from pyspark.sql.types import DataType
 
 BUCKETS = 256
 """Frozen in checkpoints. Of more state partitions than that the rest would idle."""
@@ -137,10 +138,11 @@ class _Plan:
         place = {"fp": "_partition", "fo": "_offset"} if self.ordered else {}
         order = [F.col(column).cast("bigint").alias(name) for name, column in place.items()]
         values = zip(self._measures, self.types[1:], strict=True)
+        keys = (_text(F.col(name), events.schema[name].dataType) for name in settings.by)
         return events.where(time.isNotNull()).select(
             F.pmod(F.hash(*settings.by), F.lit(BUCKETS)).alias("_bucket"),
             time.alias("_time"),
-            *(F.col(name).alias(f"k{at}") for at, name in enumerate(settings.by)),
+            *(key.alias(f"k{at}") for at, key in enumerate(keys)),
             F.unix_micros(time.cast("timestamp")).alias("start"),
             *order,
             *(_value(m, field).alias(f"m{at}") for at, (m, field) in enumerate(values)),
@@ -177,9 +179,14 @@ def _array(values: Any, kind: pa.DataType) -> Any:
 def _value(measure: measures.Measure, field: StructField) -> Any:
     """What one event adds."""
     if measure.kind != "count":
-        return F.expr(measure.argument).cast(field.dataType)
+        return _text(F.expr(measure.argument).cast(field.dataType), field.dataType)
     counts = F.lit(True) if measure.argument == "*" else F.expr(measure.argument).isNotNull()
     return counts.cast("bigint")
+
+
+def _text(column: Column, kind: DataType) -> Column:
+    """Return what a worker of Python can read: a text of Spark's may be any bytes."""
+    return F.make_valid_utf8(column) if isinstance(kind, StringType) else column
 
 
 def _shown(told: pa.Table, width: int) -> pa.Table:

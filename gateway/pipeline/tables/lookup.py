@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gateway.errors import PipelineError
 
 from .cache import Cache, Request, Stats
-from .redis import Away, Redis, Server
+from .redis import Away, Redis, Server, is_text, texts
 from .waiting import Waiting
 
 if TYPE_CHECKING:
@@ -113,9 +113,9 @@ class Table:
         self._waiting.succeeded()
 
     def _fallen(self, keys: list[str]) -> list[bytes | None]:
-        """What the fallback says of them."""
+        """What the fallback says of them; it is not asked for keys that are no UTF-8."""
         assert self._fallback is not None
-        found = self._fallback(list(keys))
+        found = self._fallback([key for key in keys if is_text(key)])
         self._cache.stats.fallback += sum(found.get(key) is not None for key in keys)
         return [_json(found.get(key)) for key in keys]
 
@@ -162,7 +162,7 @@ def taken(lookup: Lookup, keys: pa.Array, count: Callable[[Stats], None]) -> pa.
     if table is None:
         table = _tables[lookup] = Table(lookup)
     coded = keys.dictionary_encode()
-    values = table.values(coded.dictionary.to_pylist())
+    values = table.values(texts(coded.dictionary))
     count(table.drained(len(keys) - keys.null_count))
     return pa.array(values, pa.binary()).take(coded.indices)
 

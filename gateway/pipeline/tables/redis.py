@@ -18,6 +18,8 @@ from urllib.parse import urlsplit
 from gateway.errors import PipelineError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from gateway.config import pipelines as config
 
 T = TypeVar("T")
@@ -66,6 +68,22 @@ class Server:
         return f"{self.prefix}{NOTE}"
 
 
+def texts(keys: pa.Array) -> list[str]:
+    """Return keys as Spark's strings, which are any bytes: those that are no UTF-8 as surrogates,
+    which `encode_text` makes the same bytes of."""
+    return [each.decode(errors="surrogateescape") for each in keys.cast("binary").to_pylist()]
+
+
+def encode_text(text: str) -> bytes:
+    """Return the bytes of a text of `texts`."""
+    return text.encode(errors="surrogateescape")
+
+
+def is_text(key: str) -> bool:
+    """Return whether a key of `texts` was UTF-8."""
+    return not any("\ud800" <= each <= "\udfff" for each in key)
+
+
 class Redis:
     """A connection, made when it is needed and again when it was lost."""
 
@@ -94,7 +112,7 @@ class Redis:
         for chunk in _chunks(keys, self._server.chunk):
             asked = time.monotonic()
             with _Errors(self._server):
-                values: Any = self._client.mget([prefix + key for key in chunk])
+                values: Any = self._client.mget([encode_text(prefix + key) for key in chunk])
             yield chunk, values, asked
 
     def store(self, rows: Iterable[tuple[str, bytes | None]]) -> int:
@@ -102,8 +120,9 @@ class Redis:
         prefix, count = self._server.prefix, 0
         for chunk in _chunks(rows, self._server.chunk):
             latest = dict(chunk)
-            kept = {prefix + key: value for key, value in latest.items() if value is not None}
-            gone = [prefix + key for key, value in latest.items() if value is None]
+            coded = {encode_text(prefix + key): value for key, value in latest.items()}
+            kept = {key: value for key, value in coded.items() if value is not None}
+            gone = [key for key, value in coded.items() if value is None]
             with _Errors(self._server):
                 pipe = self._client.pipeline(transaction=False)
                 if kept:

@@ -9,6 +9,7 @@ from support.redis import RedisServer
 
 from gateway.config.pipelines import Load
 from gateway.pipeline.jobs import load
+from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.redis import Redis, Server
 
 RECORDS = (
@@ -79,3 +80,19 @@ def test_what_lookups_could_not_read_is_told():
     assert "avro is not what lookups read" in next(iter(load.problems(avro, {})))
     elsewhere = settings("http://there")
     assert "into.url: is no address of Redis" in next(iter(load.problems(elsewhere, {})))
+
+
+def test_keys_of_any_bytes_are_loaded_and_looked_up(spark: Any, redis_server: RedisServer):
+    """A key that is no UTF-8 ended the job."""
+    keys = [b"\xff\xfe", b"\x00\x01", "ä".encode()]
+    made = [(f'{{"n":{n}}}', key, "users", 0, n, None) for n, key in enumerate(keys)]
+    load.Loader(settings(redis_server.url))(spark.createDataFrame(made, RECORDS), 0)
+    with redis_server.client() as client:
+        found = [client.get(b"users:" + key) for key in keys]
+    assert found == [b'{"n":0}', b'{"n":1}', b'{"n":2}']
+    asked = spark.createDataFrame([(key,) for key in keys], "key binary")
+    find = lookup.column(
+        lookup.Lookup(Server(redis_server.url, "users:", 10), 10, 5.0, 1.0), "j", spark
+    )
+    rows = asked.select(find(asked["key"].cast("string")).cast("string").alias("json")).collect()
+    assert [row.json for row in rows] == ['{"n":0}', '{"n":1}', '{"n":2}']

@@ -13,7 +13,7 @@ from support.redis import RedisServer
 from gateway.errors import PipelineError
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.lookup import Lookup, Table
-from gateway.pipeline.tables.redis import Away, Server
+from gateway.pipeline.tables.redis import Away, Server, texts
 
 
 class Clock:
@@ -202,3 +202,13 @@ def test_the_fallback_is_asked_for_all_while_redis_is_away(fallback: ModuleType)
 def test_a_fallback_that_is_not_there_is_told():
     with pytest.raises(PipelineError, match=r"'users_of_nobody:find' cannot be imported"):
         table(looked(fallback="users_of_nobody:find"), Stored(Clock(), {}))
+
+
+def test_a_fallback_is_not_asked_for_keys_that_are_no_text(fallback: ModuleType):
+    """It is the user's, and would fail as it writes such a key: no record may end a job."""
+    asked: list[str] = []
+    fallback.find = lambda keys: asked.extend(keys) or {}  # type: ignore[attr-defined]
+    (key,) = texts(pa.array([b"\xff"]))
+    of = looked(fallback="users_of_tests:find")
+    assert table(of, Stored(Clock(), {})).values([key, "b"]) == [None, None]
+    assert asked == ["b"]
