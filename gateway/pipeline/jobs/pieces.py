@@ -140,15 +140,69 @@ class _Cut:
         return np.asarray(order[np.append(self.begins[1:], len(order)) - 1])
 
     def _merged(self, rules: Rules) -> pa.Table:
-        """Sums, least and greatest of each session, in the order of their numbers."""
-        how = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
-        asked = [(f"m{at}", how[kind]) for at, kind in enumerate(rules.measures) if kind in how]
-        if not asked:
-            return pa.table({})
-        table = self.pieces.select([name for name, _ in asked])
-        grouped = table.append_column("n", pa.array(self.number)).group_by("n", use_threads=False)
-        found = grouped.aggregate(asked)
-        return pa.table({name: found[f"{name}_{kind}"] for name, kind in asked})
+        """Sums, least and greatest of each session, in the order of their numbers.
+
+        As Spark's: a sum that overflows fails, and NaN is greater than any number.
+        """
+        kinds = {f"m{at}": kind for at, kind in enumerate(rules.measures) if kind in _MERGED}
+        merged = [_merge(self.pieces[name], kind, self.number) for name, kind in kinds.items()]
+        return pa.table(merged, names=list(kinds))
+
+
+_MERGED = {"count": "sum", "sum": "sum", "min": "min", "max": "max"}
+
+
+def _merge(values: pa.ChunkedArray, kind: str, number: Ints) -> pa.ChunkedArray:
+    """Merge the values of each number. Raises OverflowError: a sum is beyond its type."""
+    wanted, how = values.type, _MERGED[kind]
+    if how == "sum" and _may_overflow(values):
+        scale = wanted.scale if pa.types.is_decimal(wanted) else 0
+        values = values.cast(pa.decimal256(76, scale))
+    merged = _grouped(values, how, number)
+    if how == "max" and pa.types.is_floating(wanted):  # Arrow passes over NaN
+        nan = _grouped(pa.compute.is_nan(values), "any", number)
+        merged = pa.compute.if_else(nan, pa.scalar(float("nan"), wanted), merged)
+    try:
+        return merged.cast(wanted)
+    except pa.ArrowInvalid as error:
+        what = f"the sum of a session is out of the range of {wanted}: {error}"
+        raise OverflowError(f"{what}; sum a wider type, such as decimal(38,0)") from None
+
+
+def _grouped(values: pa.ChunkedArray, how: str, number: Ints) -> pa.ChunkedArray:
+    table = pa.table({"value": values, "n": pa.array(number)})
+    return table.group_by("n", use_threads=False).aggregate([("value", how)])[f"value_{how}"]
+
+
+def _may_overflow(values: pa.ChunkedArray) -> bool:
+    """Return whether a sum of these could: a bound that is cheap, and true of nearly all."""
+    kind = values.type
+    if pa.types.is_integer(kind):
+        limit = 2**63
+    elif pa.types.is_decimal(kind):
+        limit = 10 ** (kind.precision - kind.scale)
+    else:
+        return False
+    ends = pa.compute.min_max(values).as_py()
+    return ends["min"] is not None and max(-ends["min"], ends["max"]) * len(values) >= limit
+
+
+def unmergeable(rules: Rules) -> list[str]:
+    """Return the names of the keys and measures whose types cannot be told apart or merged."""
+    return [name for name in rules.schema.names if not _is_mergeable(name, rules)]
+
+
+def _is_mergeable(name: str, rules: Rules) -> bool:
+    """Asked of Arrow itself: it has a function for a type, or raises that it has none."""
+    values = pa.chunked_array([pa.nulls(1, rules.schema.field(name).type)])
+    try:
+        if name.startswith("k"):
+            values.dictionary_encode(null_encoding="encode")
+        elif name.startswith("m") and (kind := rules.measures[int(name[1:])]) in _MERGED:
+            _merge(values, kind, np.zeros(1, np.int64))
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 class _Changes(NamedTuple):

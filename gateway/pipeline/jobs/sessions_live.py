@@ -19,9 +19,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from gateway.config.pipelines import Sessions
+from gateway.errors import PipelineError
 
-from . import measures
-from .pieces import EVER, ORDER, Rules, step
+from . import measures, sessions
+from .pieces import EVER, ORDER, Rules, step, unmergeable
 from .pieces import schema as pieces_of
 
 if TYPE_CHECKING:
@@ -123,6 +124,18 @@ class _Plan:
             longest=None if longest is None else round(longest * 1_000_000),
             updates=settings.emit == "updates",
         )
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """Raise PipelineError for types that cannot be kept; those of expressions Spark knows."""
+        wrong = set(unmergeable(self.rules))
+        for at, name in enumerate(self._settings.by):
+            if f"k{at}" in wrong:
+                raise PipelineError(f"job {self._settings.name}: {sessions.no_key(name)}")
+        for at, (measure, field) in enumerate(zip(self._measures, self.types[1:], strict=True)):
+            if f"m{at}" in wrong:
+                what = sessions.not_kept(measure, field.dataType.simpleString())
+                raise PipelineError(f"job {self._settings.name}: {what}")
 
     def _types(self, events: DataFrame) -> list[StructField]:
         """Of events and of measures, as Spark's aggregates have them."""

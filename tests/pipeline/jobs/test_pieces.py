@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.sessions import Event, Session, sessions
 
-from gateway.pipeline.jobs.pieces import EVER, Rules, Step, schema, step
+from gateway.pipeline.jobs.pieces import EVER, Rules, Step, schema, step, unmergeable
 
 GAP = 10
 
@@ -178,3 +181,50 @@ def test_keys_of_several_columns_and_null_are_keys():
     assert sorted((str(r["k0"]), r["k1"], r["events"]) for r in found) == [
         ("None", 1, 2), ("a", 1, 1), ("a", 2, 1),
     ]  # fmt: skip
+
+
+def merged(kind: str, of: pa.DataType, *values: object):
+    """What a measure of a session of such events is."""
+    used = Rules(schema([pa.string()], [of], False), 1, (kind,), GAP, None, False)
+    times = [*range(1, len(values) + 1)]
+    columns = {"k0": ["a"] * len(times), "start": times, "end": times, "events": [1] * len(times)}
+    made = pa.table({**columns, "m0": pa.array(values, of)}, schema=used.schema)
+    (row,) = step(None, made, used, EVER).told.to_pylist()
+    return row["m0"]
+
+
+BIG = 2**62
+CENTS = pa.decimal128(38, 2)
+
+
+def test_a_sum_that_overflows_fails():
+    """It wrapped: the sum of two large numbers was negative."""
+    with pytest.raises(OverflowError, match="out of the range of int64"):
+        merged("sum", pa.int64(), BIG, BIG)
+    with pytest.raises(OverflowError, match=r"out of the range of decimal128\(38, 2\)"):
+        merged("sum", CENTS, Decimal("9e35"), Decimal("9e35"))
+    assert merged("sum", pa.int64(), BIG, BIG - 1) == 2**63 - 1
+    assert merged("sum", pa.int64(), BIG, BIG, -BIG, None) == BIG
+    assert merged("sum", CENTS, Decimal("9e35"), Decimal("9e34"), None) == Decimal("9.9e35")
+    assert merged("sum", pa.int64(), None, None) is None
+
+
+def test_nan_is_greater_than_any_number():
+    """As in Spark; the greatest of 1 and NaN was 1."""
+    nan = math.nan
+    assert math.isnan(merged("max", pa.float64(), 1.0, nan, None))
+    assert math.isnan(merged("max", pa.float32(), nan, nan))
+    assert merged("max", pa.float64(), 1.0, 2.0, None) == 2.0
+    assert merged("max", pa.float64(), None, None) is None
+    assert merged("min", pa.float64(), nan, 1.0) == 1.0
+    assert math.isnan(merged("min", pa.float64(), nan, None))
+
+
+def test_types_that_do_not_merge_are_told_before_any_event():
+    """A second event of the same key ended the job: Arrow has no `max` of structs."""
+    nested = pa.struct([("a", pa.int64())])
+    keys = [pa.string(), nested, pa.list_(pa.int64())]
+    kinds = ("max", "first", "count", "sum", "min", "max")
+    values = [nested, nested, pa.int64(), pa.month_day_nano_interval(), pa.string(), pa.bool_()]
+    used = Rules(schema(keys, values, True), 3, kinds, GAP, None, False)
+    assert unmergeable(used) == ["k1", "k2", "m0", "m3"]

@@ -12,6 +12,7 @@ from support.sessions import Event, Native, Session, sessions
 from support.streamed import Streamed
 
 from gateway.config.pipelines import Sessions
+from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once import side
 from gateway.pipeline.jobs import sessions as job
 
@@ -292,3 +293,19 @@ def test_updates_are_told_in_update_mode_and_never_in_real_time():
     assert job.mode(settings(maxLength="8h")) == "append"
     assert job.mode(settings(emit="updates")) == "update"
     assert "state" in (job.realtime(settings()) or "")
+
+
+def test_measures_and_keys_of_types_that_do_not_merge_are_refused(spark: Any) -> None:
+    """The second event of a user ended the job, which `check` had let pass."""
+    kinds = {"user": "string", "time": "timestamp", "amount": "int", "place": "struct<x: int>"}
+    columns = {"from": kinds}
+    given = {"measures": {"best": "max(place)"}, "by": ["place"]}
+    by, best = job.problems(settings(**given, emit="updates"), columns)
+    assert by.startswith("by: 'place' is no plain value")
+    assert "measures.best: with emit: updates and maxLength no max of struct<x: int>" in best
+    assert not list(job.problems(settings(**given), columns))
+    events = table(spark, [Event("ann", NOON, 1)])
+    only_spark_knows = settings(measures={"best": "max(struct(amount, user))"}, maxLength="1h")
+    assert not list(job.problems(only_spark_knows, columns))
+    with pytest.raises(PipelineError, match=r"measures.best: .*no max of struct<amount:int,user:s"):
+        job.build(only_spark_knows, {"from": events})
