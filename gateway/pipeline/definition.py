@@ -37,25 +37,28 @@ _PARTITIONS = "state.partitions"
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def of(job: Job) -> dict[str, Any]:
-    """By dotted names, what must stay; JSON."""
+def of(job: Job, *, stateful: bool = False) -> dict[str, Any]:
+    """By dotted names, what must stay; JSON.
+
+    stateful: of a query, whether it keeps more than offsets: Spark knows, by its plan.
+    """
     found: dict[str, Any] = {"type": type(job).__name__.lower()}
-    own = {} if stateless(job) else job.model_dump(mode="json", by_alias=True, exclude=_ASIDE)
+    if not isinstance(job, config.Query):
+        stateful = not isinstance(job, (config.Enrich, config.Load))
+    if not stateful:
+        for name, input in inputs(job).items():
+            found |= {f"{name}.{key}": value for key, value in _source(input).items()}
+        return found
+    own = job.model_dump(mode="json", by_alias=True, exclude=_ASIDE)
     found |= _flat(own)
     for name, input in inputs(job).items():
         found |= {f"{name}.{key}": value for key, value in _input(job, input, own).items()}
-    if not stateless(job):
-        found[_PARTITIONS] = job.state.partitions
-    return found
+    return found | {_PARTITIONS: job.state.partitions}
 
 
-def stateless(job: Job) -> bool:
-    """Does it keep nothing but offsets?"""
-    if isinstance(job, config.Query):
-        from .jobs import query
-
-        return query.realtime(job) is None
-    return isinstance(job, (config.Enrich, config.Load))
+def is_of_state(definition: Mapping[str, Any]) -> bool:
+    """Return whether a definition is of a job that keeps more than offsets."""
+    return _PARTITIONS in definition
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -68,9 +71,10 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def written(job: Job, hot: Sequence[str] = ()) -> bytes:
-    """The file. hot: the keys that a join spreads, which must stay the same, too."""
-    found = of(job)
+def written(job: Job, hot: Sequence[str] = (), *, stateful: bool = False) -> bytes:
+    """The file. hot: the keys that a join spreads, which must stay the same, too. stateful: as of
+    `of`."""
+    found = of(job, stateful=stateful)
     content: dict[str, Any] = {"format": FORMAT, "job": job.name}
     if _PARTITIONS in found:
         content["partitions"] = found.pop(_PARTITIONS)  # apart: rescaling changes it
@@ -90,9 +94,15 @@ def read(data: bytes) -> tuple[dict[str, Any], list[str]]:
     return found, content["hot"]
 
 
-def refuse(job: Job, before: Mapping[str, Any], where: str) -> None:
-    """Raises CheckpointRefused where the job is not what its checkpoint is of."""
-    found = differences(before, of(job))
+def refuse(
+    job: Job, before: Mapping[str, Any], where: str, *, stateful: bool | None = None
+) -> None:
+    """Raises CheckpointRefused where the job is not what its checkpoint is of.
+
+    stateful: as of `of`; None: as the checkpoint was.
+    """
+    kept = is_of_state(before) if stateful is None else stateful
+    found = differences(before, of(job, stateful=kept))
     if not found:
         return
     first = next(iter(inputs(job).values())).start
@@ -106,15 +116,15 @@ def refuse(job: Job, before: Mapping[str, Any], where: str) -> None:
 
 
 def _input(job: Job, input: Input, own: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"topic": input.topic}
-    if input.kafka is not None:
-        found["kafka"] = input.kafka
-    if stateless(job):
-        return found
+    found = _source(input)
     used = _used(job, own)
     fields = input.value.fields
     kept = {k: v for k, v in fields.items() if used is None or k in used or k == input.time}
     return found | {"time": input.time, "model": input.value.model} | _flat({"fields": kept})
+
+
+def _source(input: Input) -> dict[str, Any]:
+    return {"topic": input.topic} | ({} if input.kafka is None else {"kafka": input.kafka})
 
 
 def _used(job: Job, own: Mapping[str, Any]) -> set[str] | None:

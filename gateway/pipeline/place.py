@@ -52,6 +52,22 @@ def ready(
     return Place(location, known[-1], _query(held), tuple(keys), new=False)
 
 
+def settle_state(place: Place, job: Job, spark: Any = None, *, stateful: bool) -> None:
+    """Hold a query against its checkpoint once Spark has said whether it keeps state.
+
+    `ready` cannot know that. Before the first batch the definition is written anew with what state
+    depends on. Raises CheckpointRefused: there were batches, of a query without state, or of one
+    whose state an older version of this did not know of.
+    """
+    held = files(place.location, spark)
+    before, hot = definition.read(held.read(definition.FILE))
+    if not stateful or definition.is_of_state(before):
+        return
+    if any(name.startswith("offsets/") for name in held.sizes()):
+        definition.refuse(job, before, place.location, stateful=True)
+    held.write(definition.FILE, definition.written(job, hot, stateful=True))
+
+
 def _begun(root: str, job: Job, version: int, spark: Any, hot: Sequence[str]) -> Place:
     """The query's id is chosen here: who writes its rows needs it before Spark would make one."""
     location = checkpoints.path(root, job.name, version)

@@ -11,12 +11,13 @@ from gateway.config import Kafka
 from gateway.config import pipelines as config
 from gateway.config.pipeline import Input, Job, Output
 from gateway.config.settings import Settings
+from gateway.errors import PipelineError
 
 from . import output as records
 from .checkpoint import Checkpoint
 from .connect import client, cluster_of, spark_options
 from .jobs import inputs, output
-from .place import Place
+from .place import Place, settle_state
 from .source import read_stream
 from .state import damage
 
@@ -99,11 +100,24 @@ def _writer(
         batch = _joined(spark, job, settings, put)
         return tables["from"].writeStream.outputMode(mode).foreachBatch(batch)
     rows = _built(job, tables, place)
+    if isinstance(job, config.Query):
+        _settle(spark, job, rows, place)
     encoded = records.encoded(rows, to, records.keys(job), settings.catalogs)
     if to.guarantee == "at-least-once" and not (again or _told(job)):
         sink = encoded.writeStream.format("kafka").options(**_sink(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
     return encoded.writeStream.outputMode(mode).foreachBatch(put)
+
+
+def _settle(spark: SparkSession, job: config.Query, rows: DataFrame, place: Place) -> None:
+    """What Spark's plan of a query says: `check` has no Spark to ask."""
+    from .jobs.query import keeps_state
+
+    stateful = keeps_state(rows)
+    if stateful and job.trigger == "realtime":
+        what = f"job {job.name} keeps state, which real-time mode of this Spark lacks"
+        raise PipelineError(f"{what}; write a trigger such as 0s")
+    settle_state(place, job, spark, stateful=stateful)
 
 
 def _built(job: Job, tables: Mapping[str, DataFrame], place: Place) -> DataFrame:

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from gateway.config.pipelines import Sessions
+from gateway.config.pipelines import Query, Sessions
 from gateway.errors import CheckpointRefused
 from gateway.pipeline import checkpoints
-from gateway.pipeline.place import ready
+from gateway.pipeline.place import ready, settle_state
 
 
 def job(gap="30m"):
@@ -50,3 +50,36 @@ def test_another_definition_is_refused_and_a_fresh_version_is_its_own(tmp_path):
 def test_a_version_that_was_begun_only_half_is_begun_again(tmp_path):
     (tmp_path / "visits/v1").mkdir(parents=True)
     assert ready(str(tmp_path), job()).version == 1
+
+
+def query(sql):
+    return Query.model_validate(
+        {
+            **{"name": "asked", "type": "query", "sql": sql, "to": {"topic": "out"}},
+            "tables": {"t": {"topic": "clicks", "value": {"fields": {"n": "int"}}}},
+        }
+    )
+
+
+def test_the_sql_of_a_query_is_part_of_its_checkpoint_where_spark_keeps_state(tmp_path):
+    """An aggregate that was not in a list passed for none, and changed SQL took over its state."""
+    before, after = query("SELECT try_sum(n) FROM t"), query("SELECT try_sum(n) FROM t WHERE n > 1")
+    settle_state(ready(str(tmp_path), before), before, stateful=True)
+    (tmp_path / "asked/v1/offsets").mkdir()
+    (tmp_path / "asked/v1/offsets/0").write_text("v1")
+    settle_state(ready(str(tmp_path), before), before, stateful=True)
+    with pytest.raises(CheckpointRefused, match="sql: SELECT try_sum"):
+        ready(str(tmp_path), after)
+
+
+def test_a_query_without_state_may_change_but_not_begin_to_keep_some(tmp_path):
+    before, after = query("SELECT n FROM t"), query("SELECT n + 1 FROM t")
+    settle_state(ready(str(tmp_path), before), before, stateful=False)
+    settle_state(ready(str(tmp_path), after), after, stateful=False)
+    counting = query("SELECT count(*) FROM t")
+    settle_state(ready(str(tmp_path), counting), counting, stateful=True)  # nothing was done yet
+    place = ready(str(tmp_path), before, fresh=True)
+    (tmp_path / f"asked/v{place.version}/offsets").mkdir()
+    (tmp_path / f"asked/v{place.version}/offsets/0").write_text("v1")
+    with pytest.raises(CheckpointRefused, match=r"sql: none before, SELECT count"):
+        settle_state(ready(str(tmp_path), counting), counting, stateful=True)

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from threading import Lock
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.expression import nearest
 from gateway.config.pipelines import Query
@@ -67,6 +67,27 @@ def realtime(settings: Query) -> str | None:
     return None
 
 
+def keeps_state(rows: DataFrame) -> bool:
+    """Return whether Spark keeps state for a query, by its analysed plan.
+
+    What is not known to need none is taken to need some: then its SQL may not change under a
+    checkpoint.
+    """
+    return _any_keeps(rows._jdf.queryExecution().analyzed())
+
+
+def _any_keeps(plan: Any) -> bool:
+    if not plan.isStreaming():
+        return False
+    name, children = plan.getClass().getSimpleName(), plan.children()
+    below = [children.apply(at) for at in range(children.size())]
+    if name == "Join":  # with a table that is no stream it keeps nothing
+        keeps = sum(each.isStreaming() for each in below) > 1
+    else:
+        keeps = name not in _STATELESS
+    return keeps or any(_any_keeps(each) for each in below)
+
+
 def problems(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
     """What can be seen without Spark's parser: no SELECT, unknown tables and columns of tables, and
     tables that nothing reads. columns: of each table."""
@@ -79,9 +100,17 @@ def problems(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Itera
         yield "sql has several statements; keep one SELECT, and add a job for each other"
         return
     yield from _tables(settings, list(sql.tables(found)))
-    yield from _columns(settings, found, columns)
 
 
+_STATELESS = frozenset(
+    re.findall(
+        r"\w+",
+        """CTERelationDef CTERelationRef CollectMetrics EventTimeWatermark Filter Generate
+    LateralJoin MapInArrow Project Repartition RepartitionByExpression ResolvedHint Sample
+    StreamingRelation StreamingRelationV2 SubqueryAlias Union View WithCTE""",
+    )
+)
+"""Nodes of Spark's analysed plans, which of a stream keep nothing from batch to batch."""
 _KEEPS = frozenset(
     re.findall(
         r"\w+",
@@ -92,10 +121,12 @@ _KEEPS = frozenset(
 _AGGREGATES = frozenset(
     re.findall(
         r"\w+",
-        """any_value approx_count_distinct approx_top_k array_agg avg bool_and bool_or collect_list
-    collect_set count count_if every first first_value last last_value listagg max max_by mean
-    median min min_by mode percentile percentile_approx session_window some std stddev string_agg
-    sum var_pop var_samp variance window""",
+        """any_value approx_count_distinct approx_percentile approx_top_k array_agg avg bit_and
+    bit_or bit_xor bool_and bool_or collect_list collect_set corr count count_if covar_pop
+    covar_samp every first first_value histogram_numeric kurtosis last last_value listagg
+    max max_by mean median min min_by mode percentile percentile_approx percentile_cont
+    percentile_disc session_window skewness some std stddev string_agg sum try_avg try_sum
+    var_pop var_samp variance window""",
     )
 )
 

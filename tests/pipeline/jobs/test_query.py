@@ -157,3 +157,29 @@ def test_why_a_query_does_not_run_in_real_time(sql: str, why: str) -> None:
 )
 def test_columns_filters_explode_and_union_all_run_in_real_time(sql: str) -> None:
     assert query.realtime(settings(sql, "orders", "payments")) is None
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT user FROM orders WHERE amount > 1", False),
+        ("SELECT user FROM orders UNION ALL SELECT user FROM payments", False),
+        ("WITH a AS (SELECT amount FROM orders) SELECT explode(array(amount)) FROM a", False),
+        ("SELECT user FROM orders JOIN (VALUES (1)) v(k) ON amount = k", False),
+        ("SELECT user, (SELECT max(k) FROM VALUES (1) v(k)) FROM orders", False),
+        ("SELECT try_sum(amount) AS total FROM orders", True),
+        ("SELECT corr(amount, amount) AS c FROM orders", True),
+        ("SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY amount) FROM orders", True),
+        ("SELECT hll_sketch_agg(amount) FROM orders", True),
+        ("SELECT DISTINCT user FROM orders", True),
+        ("SELECT user FROM orders UNION SELECT user FROM payments", True),
+        (JOIN, True),
+    ],
+)
+def test_what_keeps_state_is_asked_of_sparks_plan(spark: Any, sql: str, expected: bool) -> None:
+    """It was told by a list of functions that lacked some: another query took over their state."""
+    empty = spark.readStream.format("rate").load()
+    columns = ("timestamp AS time", "'a' AS user", "value AS amount")
+    tables = {name: empty.selectExpr(*columns) for name in ("orders", "payments")}
+    rows = query.build(settings(sql, *tables), tables)
+    assert query.keeps_state(rows) is expected
