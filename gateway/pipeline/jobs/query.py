@@ -8,6 +8,9 @@ A WHERE takes nothing from the watermark: each table is handed over behind `obse
 pushes no filter through (through a filter, even one of `rand()`, it does). Otherwise windows would
 end only by rows that pass, and the last ones never. So the progress also counts what each table has
 given, as `read_<table>`.
+
+Rows that a window or a join in the SQL takes no more are counted by Spark, but not told: which they
+are depends on the plan, so `late: topic` is refused.
 """
 
 from __future__ import annotations
@@ -100,6 +103,11 @@ def problems(settings: Query, columns: Mapping[str, Mapping[str, str]]) -> Itera
         yield "sql has several statements; keep one SELECT, and add a job for each other"
         return
     yield from _tables(settings, list(sql.tables(found)))
+    for name, input in settings.tables.items():
+        if "late" in input.model_fields_set and input.late == "topic":
+            what = "which rows of a query come late depends on its SQL, so they are counted only"
+            yield f"tables.{name}.late: {what}; remove it, or make it a job of type aggregate"
+    yield from _columns(settings, found, columns)
 
 
 _STATELESS = frozenset(

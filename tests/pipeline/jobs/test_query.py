@@ -120,6 +120,15 @@ def test_what_is_wrong_without_a_doubt_is_told_before_spark_starts(sql: str, pro
     assert found.startswith(problem)
 
 
+def test_late_rows_of_a_query_are_not_promised() -> None:
+    """`late: topic` of a query with windows was taken, and nothing was ever sent."""
+    tables = {"orders": {"topic": "orders", "late": "topic"}}
+    (found,) = query.problems(settings("SELECT 1 FROM orders", tables=tables), {})
+    assert found.startswith("tables.orders.late: which rows of a query come late")
+    skipped = {"orders": {"topic": "orders", "late": "skip"}}
+    assert not list(query.problems(settings("SELECT 1 FROM orders", tables=skipped), {}))
+
+
 @pytest.mark.parametrize(
     "sql",
     [
