@@ -17,10 +17,11 @@ from gateway.config.expression import nearest
 from gateway.config.pipeline import Input, Job
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
 
-from . import fields, schemas, topics, types
+from . import fields, schemas, session, topics, types
 from .connect import cluster_of, spark_options
 from .jobs import inputs, output
 from .query import asked_beside, module_of, read
+from .state import profiles
 
 Way = tuple[str | int, ...]
 Columns = Mapping[str, Mapping[str, str]]
@@ -58,10 +59,14 @@ def lines(file: str | os.PathLike[str], found: Iterable[Found]) -> list[str]:
 
 def static(settings: Settings, jobs: Sequence[Job] | None = None) -> list[Found]:
     """All that can be known without asking anybody."""
+    located = list(_located(settings, jobs))
     return [
-        found._replace(way=(*way, *found.way))
-        for way, job in _located(settings, jobs)
-        for found in _of_job(job, {})
+        *_conf(settings, [job for _, job in located]),
+        *(
+            found._replace(way=(*way, *found.way))
+            for way, job in located
+            for found in _of_job(job, {})
+        ),
     ]
 
 
@@ -87,6 +92,25 @@ def _located(settings: Settings, jobs: Sequence[Job] | None) -> Iterator[tuple[W
     for index, job in enumerate(pipelines.jobs if pipelines is not None else ()):
         if jobs is None or job in jobs:
             yield ("pipelines", "jobs", index), job
+
+
+_FIXED = {
+    "spark.sql.session.timeZone": "windows and the times of rows are in UTC",
+    "spark.sql.shuffle.partitions": "a job's state.partitions says it",
+    "spark.sql.streaming.minBatchesToRetain": "a job's state.retain says it",
+    "spark.sql.streaming.join.stateFormatVersion": "checkpoints are of one format",
+    "spark.sql.streaming.stateStore.providerClass": "checkpoints are of one format",
+    "spark.sql.streaming.stateStore.checkpointFormatVersion": "checkpoints are of one format",
+}
+"""What `spark.conf` may not set otherwise, as state or the meaning of rows depends on it."""
+
+
+def _conf(settings: Settings, jobs: Sequence[Job]) -> Iterator[Found]:
+    given = {} if settings.pipelines is None else settings.pipelines.spark.conf
+    ours = [{**session.BASE, **profiles.of(job)} for job in jobs]
+    for name, why in _FIXED.items():
+        if name in given and any(each[name].lower() != given[name].lower() for each in ours):
+            yield Found(("pipelines", "spark", "conf", name), f"{why}; remove it")
 
 
 def _of_job(job: Job, derived: Columns) -> Iterator[Found]:

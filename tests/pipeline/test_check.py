@@ -156,3 +156,16 @@ def test_records_that_real_time_mode_does_not_tell_are_not_asked_for(written):
     assert "tables.clicks.onInvalid: in real-time mode no such records are told" in found.stderr
     path = written(("    - name: again\n", query % "onInvalid: skip"))
     assert invoke("check", "-c", path, "--offline").exit_code == 0
+
+
+def test_settings_of_spark_that_contradict_the_state_are_refused(written):
+    """They beat those of the job: its state had other partitions than its definition says, and
+    times of rows were local ones."""
+    conf = "  spark: {conf: {spark.sql.session.timeZone: %s, spark.sql.shuffle.partitions: '%s'}}\n"
+    path = written(("pipelines:\n", "pipelines:\n" + conf % ("Europe/Berlin", 3)))
+    found = invoke("check", "-c", path, "--offline")
+    assert found.exit_code == 78
+    assert "timeZone']: windows and the times of rows are in UTC; remove it" in found.stderr
+    assert "shuffle.partitions']: a job's state.partitions says it; remove it" in found.stderr
+    path = written(("pipelines:\n", "pipelines:\n" + conf % ("utc", 2)))
+    assert invoke("check", "-c", path, "--offline").exit_code == 0
