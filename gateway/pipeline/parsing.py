@@ -59,10 +59,10 @@ def parse(text: Column, fields: Mapping[str, str], *, finite: bool = True) -> Co
         StructField(_END, BooleanType()),
         StructField(_CORRUPT, StringType()),
     ])  # fmt: skip
+    readable = F.is_valid_utf8(text)  # from_json would replace what is no UTF-8
     if pattern := _long_exponents(value):
-        text = F.when(text.rlike(pattern), F.lit("")).otherwise(text)
-    # from_json has no text of what is no UTF-8, but replaces it
-    strict = F.when(F.is_valid_utf8(text), text).when(text.isNotNull(), F.lit(""))
+        readable = readable & ~text.rlike(pattern)
+    strict = F.when(readable, text).when(text.isNotNull(), F.lit(""))
     framed = F.concat(F.lit(f'{{"{_VALUE}":'), strict, F.lit(f',"{_END}":true}}'))
     return F.from_json(framed, whole, {**_OPTIONS, "allowNonNumericNumbers": str(not finite)})
 
