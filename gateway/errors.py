@@ -28,6 +28,7 @@
     +-- LocalBrokerError        the local broker cannot be started
     +-- PipelineError           a Spark job cannot run, or ended; the message says of which job
         +-- CheckpointRefused   its checkpoint is of another definition; carries what differs
+        +-- PipelineUnavailable what it needs is away for now; the job is tried again
 
 A message has three parts: what happened, with what, what to do.
 """
@@ -256,3 +257,7 @@ class CheckpointRefused(PipelineError):
     def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.differences = tuple(differences)
+
+
+class PipelineUnavailable(PipelineError):
+    """Something that a job needs is away for now: the job is started again after a while."""

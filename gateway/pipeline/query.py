@@ -152,28 +152,28 @@ def _put(spark: SparkSession, job: Job, to: Output, settings: Settings, place: P
     batches before left out."""
     kafka = cluster_of(settings.clusters, to.kafka)
     once = to.guarantee == "exactly-once"
-    write = _once(spark, to, kafka, place) if once else _appending(_sink(to, kafka))
+    append = _appending(_sink(to, kafka))
     if not (once or _told(job)):
-        return write
+        return append
     beside = _beside(spark, job, to, settings, place)
+    if not once:
 
-    def put(rows: DataFrame, epoch: int) -> None:
-        beside.before(epoch)
-        write(rows, epoch)
+        def put_again(rows: DataFrame, epoch: int) -> None:
+            beside.before(epoch)
+            append(rows, epoch)
 
-    return put
+        return put_again
 
-
-def _once(spark: SparkSession, to: Output, kafka: Kafka, place: Place) -> Batch:
     from .exactly_once import Writer
 
-    held = Checkpoint(place.location, spark)
-    writer = Writer(place.query, to, client(kafka), checkpoint=held)
+    writer = Writer(place.query, to, client(kafka), checkpoint=Checkpoint(place.location, spark))
 
-    def write(rows: DataFrame, epoch: int) -> None:
+    def put(rows: DataFrame, epoch: int) -> None:
+        writer.prepare(epoch)  # a checkpoint that it refuses tells nothing beside its rows either
+        beside.before(epoch)
         writer(rows, epoch)
 
-    return write
+    return put
 
 
 def _appending(options: Mapping[str, str]) -> Batch:

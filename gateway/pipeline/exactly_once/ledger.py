@@ -48,7 +48,7 @@ def topic_of(output: str) -> str:
     return f"{output}.ledger"
 
 
-def writer_key(query: str, writer: int) -> str:
+def writer_key(query: str, writer: int | str) -> str:
     return f"{query}|{writer}"
 
 
@@ -76,14 +76,11 @@ class Ledger:
         found = self._last({0: {query}, self.place(writer): {key}})
         return _plan(found.get(query)), _entry(found.get(key))
 
-    def entries(self, query: str, writers: int) -> list[Entry]:
-        """Of all writers that have one."""
-        wanted: dict[int, set[str]] = {}
-        for writer in range(writers):
-            wanted.setdefault(self.place(writer), set()).add(writer_key(query, writer))
-        found = self._last(wanted)
-        each = (_entry(found.get(writer_key(query, writer))) for writer in range(writers))
-        return [entry for entry in each if entry is not None]
+    def entries(self, query: str) -> list[Entry]:
+        """Return the last entry of every writer that has one, whatever plan it was of."""
+        with _Reader(self) as reader:
+            found = reader.all(range(1, self.partitions), writer_key(query, ""))
+        return [entry for value in found.values() if (entry := _entry(value)) is not None]
 
     def values(self, keys: Iterable[str]) -> dict[str, Any]:
         """The last committed values of other keys of partition 0."""
@@ -115,13 +112,19 @@ class _Reader:
         are read where they suffice."""
         logs = {partition: self._stable(partition) for partition in wanted}
         tails = {each: (max(start, end - TAIL), end) for each, (start, end) in logs.items()}
-        found = self._read(tails, wanted)
+        found = self._read(tails, lambda partition, key: key in wanted[partition])
         lacking = {
             each: logs[each]
             for each in logs
             if tails[each] != logs[each] and wanted[each] - found.keys()
         }
-        found |= self._read(lacking, wanted)
+        found |= self._read(lacking, lambda partition, key: key in wanted[partition])
+        return {key: value for key, value in found.items() if value is not None}
+
+    def all(self, partitions: Iterable[int], prefix: str) -> dict[str, Any]:
+        """Return the last committed value of each key that begins so."""
+        logs = {partition: self._stable(partition) for partition in partitions}
+        found = self._read(logs, lambda _, key: key.startswith(prefix))
         return {key: value for key, value in found.items() if value is not None}
 
     def _stable(self, partition: int) -> tuple[int, int]:
@@ -137,9 +140,12 @@ class _Reader:
         return start, end
 
     def _read(
-        self, logs: Mapping[int, tuple[int, int]], wanted: Mapping[int, set[str]]
+        self, logs: Mapping[int, tuple[int, int]], wanted: Callable[[int, str], bool]
     ) -> dict[str, Any]:
-        """Values by key of committed records between these offsets; the last of each."""
+        """Values by key of committed records between these offsets; the last of each.
+
+        wanted: Is a key of a partition looked for?
+        """
         found: dict[str, Any] = {}
         left = {each: end for each, (start, end) in logs.items() if start < end}
         deadline = time.monotonic() + self._ledger.patience
@@ -153,7 +159,7 @@ class _Reader:
                 left.pop(partition, None)
                 continue
             key = (message.key() or b"").decode("utf-8", "replace")
-            if message.offset() < left.get(partition, 0) and key in wanted[partition]:
+            if message.offset() < left.get(partition, 0) and wanted(partition, key):
                 found[key] = None if message.value() is None else json.loads(message.value())
         return found
 
@@ -272,7 +278,9 @@ def _partitions(admin: Any, topic: str) -> int:
 
 
 def _plan(found: Mapping[str, Any] | None) -> Plan | None:
-    return None if found is None else Plan(found["generation"], found["writers"])
+    if found is None:
+        return None
+    return Plan(found["generation"], found["writers"], found.get("driver", ""))
 
 
 def _entry(found: Mapping[str, Any] | None) -> Entry | None:

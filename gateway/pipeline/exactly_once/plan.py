@@ -3,22 +3,28 @@
 An epoch (a batch of Spark) is shared out over N writers by the hash of each row's key. Each
 writer's rows go out in one transaction, together with its `Entry`; an epoch may be interrupted
 with some writers done and others not. It is finished by the same rows going to the same writers:
-so N must not change within an epoch. It stands in the ledger as the query's `Plan`, and changes
-only between epochs, when nobody can still write by the old one:
+so N must not change within an epoch, and nobody else may write under the query's name. Both stand
+in the ledger as the query's `Plan`. A driver takes the query over before its first epoch, and
+again to change N:
 
-1. the generation is raised with the old N: a writer that begins from now on by an older
+1. it reads the whole ledger: entries that are not of its checkpoint's batches refuse the
+   checkpoint (`verify`), and nothing has been changed;
+2. the generation is raised with the old N: a writer that begins from now on by an older
    generation reads that, and refuses;
-2. every old writer's transactional id is fenced: one that had begun can no longer commit;
-3. the ledger is read. If nothing of this epoch is in it, N changes with the next generation;
-   otherwise this epoch is finished with the old N, and the next one tries again.
+3. every old writer's transactional id is fenced: one that had begun can no longer commit;
+4. the ledger is read and verified again: what it says now stays so. If nothing of this epoch is
+   in it, N changes with the next generation; otherwise this epoch is finished with the old N, and
+   the next one tries again.
 
-A writer without rows in an epoch writes nothing, no entry either: run again it has none again.
+So whether the checkpoint may write is decided once, for all writers, before any of them begins. A
+writer alone cannot decide it: its own last entry may be older than its siblings', and a writer
+without rows in an epoch writes nothing, no entry either (run again it has none again).
 Sans-I/O: `Change` tells the shell what to do next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from gateway.errors import CheckpointRefused
@@ -26,10 +32,17 @@ from gateway.errors import CheckpointRefused
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """generation: raised by whoever changes it; writers: their number."""
+    """Who writes for a query.
+
+    Attributes:
+        generation: Raised by whoever changes the plan.
+        writers: The number of writers.
+        driver: Who wrote the plan: the process that may write by it.
+    """
 
     generation: int
     writers: int
+    driver: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +58,36 @@ class Superseded(Exception):
     """Another driver has changed the plan: what this one started must not write."""
 
 
-def due(entry: Entry | None, epoch: int, mark: str = "") -> bool:
-    """Must the writer, whose last entry this is, still write its rows of `epoch`?
+def verify(entries: Iterable[Entry], epoch: int, mark_of: Callable[[int], str]) -> None:
+    """Verify that the batches in the ledger are those of the checkpoint.
 
-    Raises CheckpointRefused where the ledger knows more than the checkpoint, which then was
-    put back to an older state: its batches are not those that were written.
+    Args:
+        entries: The last of every writer, those of former plans included.
+        epoch: The batch that is about to be written.
+        mark_of: The mark that a batch has in the checkpoint; "" where that has forgotten it.
+
+    Raises:
+        CheckpointRefused: They are not, as the checkpoint was put back to another state.
+    """
+    for entry in entries:
+        mark = mark_of(entry.epoch) if entry.mark and entry.epoch <= epoch else ""
+        if entry.epoch > epoch or (mark and mark != entry.mark):
+            raise CheckpointRefused(
+                f"batch {min(epoch, entry.epoch)} of this checkpoint is not the one whose rows "
+                f"were written (the ledger is at batch {entry.epoch}): the checkpoint was put back "
+                "to another state; start anew with --fresh, or put back the one that wrote them"
+            )
+
+
+def due(entry: Entry | None, epoch: int, mark: str = "") -> bool:
+    """Return whether a writer, whose last entry this is, must still write its rows of `epoch`.
+
+    Raises:
+        CheckpointRefused: As of `verify`, which the driver asked for before this writer began.
     """
     if entry is None or entry.epoch < epoch:
         return True
-    if entry.epoch > epoch or (mark and entry.mark and mark != entry.mark):
-        raise CheckpointRefused(
-            f"batch {epoch} of this checkpoint is not the one whose rows were written (the ledger "
-            f"is at batch {entry.epoch}): the checkpoint was put back to an older state; "
-            "start anew with --fresh, or put back the newer one"
-        )
+    verify([entry], epoch, lambda _: mark)
     return False
 
 
@@ -70,26 +99,38 @@ def current(found: Plan, mine: Plan) -> None:
         )
 
 
-def first(wanted: int) -> Plan:
-    """The plan of a query that has none yet."""
-    return Plan(1, wanted)
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Towards `wanted` writers. Write `closing`, fence the ids of its writers, read their
-    entries, write `settled(entries)` if it is another one."""
+    """What a driver does to become the one who writes, by `wanted` writers.
 
-    plan: Plan
+    Write `closing`, fence the ids of its writers, read the ledger, write `settled(entries)` if it
+    is another plan.
+
+    Attributes:
+        plan: The ledger's; None of a query that has none yet.
+        wanted: The number of writers.
+        epoch: The batch that is about to be written.
+        driver: Who takes over.
+    """
+
+    plan: Plan | None
     wanted: int
     epoch: int
+    driver: str = ""
 
     @property
     def closing(self) -> Plan:
-        return Plan(self.plan.generation + 1, self.plan.writers)
+        if self.plan is None:
+            return Plan(1, self.wanted, self.driver)
+        return Plan(self.plan.generation + 1, self.plan.writers, self.driver)
 
     def settled(self, entries: Iterable[Entry]) -> Plan:
-        """The plan for this epoch. entries: of all old writers, read after they were fenced."""
-        if any(entry.epoch >= self.epoch for entry in entries):
-            return self.closing
-        return Plan(self.closing.generation + 1, self.wanted)
+        """Return the plan for this epoch.
+
+        Args:
+            entries: Of all writers, read after those of the old plan were fenced.
+        """
+        closing = self.closing
+        if closing.writers == self.wanted or any(each.epoch >= self.epoch for each in entries):
+            return closing
+        return Plan(closing.generation + 1, self.wanted, self.driver)

@@ -129,7 +129,7 @@ class Side:
     def written(self, kind: Kind) -> int:
         """The last batch that any were sent of; -1 for none."""
         ledger, name = self._writer(kind).ledger, self._name(kind)
-        return max((each.epoch for each in ledger.entries(name, 1)), default=-1)
+        return max((each.epoch for each in ledger.entries(name)), default=-1)
 
     def _raw(self, batches: Sequence[Batch]) -> DataFrame | None:
         """The records of these batches; None where they have none of this topic."""

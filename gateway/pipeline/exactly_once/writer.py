@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException
 
@@ -15,7 +17,7 @@ from gateway.errors import PipelineError
 
 from .. import progress
 from .ledger import Ledger, opened
-from .plan import Change, Plan, first
+from .plan import Change, Entry, Plan, Superseded, verify
 from .producers import MARK, Interrupted, Transactional
 from .task import OUTCOME, Task, refusal
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from ..checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TRIES = 6
 DELAY = 0.5  # s, doubled: 15 s in all, beside the time that a try itself waits for Kafka
@@ -37,7 +41,7 @@ class Writer:
                 counts from 0 again, has a name of its own in the ledger.
     output:     the topic, the number of writers, and the timeout of their transactions.
     client:     librdkafka's properties of the output's cluster.
-    checkpoint: of the query; with it, one that was put back to an older state is refused.
+    checkpoint: of the query; one that was put back to another state is refused.
     ledger:     the topic that the ledger is named by, if not the output's.
 
     All rows of a key go to one writer, all rows without a key to the first by its hash. A try
@@ -51,7 +55,7 @@ class Writer:
         output: Output,
         client: Mapping[str, object],
         *,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: Checkpoint,
         ledger: str | None = None,
     ) -> None:
         self._query = query
@@ -59,15 +63,31 @@ class Writer:
         self._client: Mapping[str, Any] = client
         self._checkpoint = checkpoint
         self._beside = ledger or output.topic
+        self._driver = uuid.uuid4().hex
+        self._owns = False  # has this driver taken the query over?
         self._plan: Plan | None = None
         self._served: dict[int, str] = {}
 
+    def prepare(self, epoch: int) -> None:
+        """Take the query over, if that is still to be done, so that `epoch` can be written.
+
+        Called before anything is written of a batch, its rows or what is told beside them.
+
+        Raises:
+            CheckpointRefused: The ledger has other batches than the checkpoint. Nothing was
+                written, and a process that runs by the other checkpoint goes on.
+            PipelineError: Another process has taken the query over, or Kafka refuses.
+        """
+        self._retry(lambda: self._planned(epoch), epoch)
+
     def __call__(self, rows: DataFrame, epoch: int) -> int:
         """Returns when all of them are committed, by now or before: how many were by now."""
-        mark = self._checkpoint.mark(epoch) if self._checkpoint is not None else ""
+        return self._retry(lambda: self._once(rows, epoch), epoch)
+
+    def _retry(self, action: Callable[[], T], epoch: int) -> T:
         for count in range(TRIES):
             try:
-                return self._once(rows, epoch, mark)
+                return action()
             except Exception as error:
                 self._served.clear()
                 self._plan = None  # read anew: who failed may have lost it to another driver
@@ -77,7 +97,7 @@ class Writer:
 
     def _consider(self, error: Exception, epoch: int, *, last: bool) -> None:
         """Raises what ends the query; returns if another try is worth it."""
-        text = str(error)
+        text = f"{type(error).__name__}: {error}"
         if refused := refusal(text):
             raise refused from None
         if MARK not in text and not isinstance(error, (KafkaException, Interrupted)):
@@ -89,7 +109,7 @@ class Writer:
             raise PipelineError(f"{what}; it is finished by the next start") from None
         log.warning("batch %d of %s is written again: %s", epoch, self._query, cause)
 
-    def _once(self, rows: DataFrame, epoch: int, mark: str) -> int:
+    def _once(self, rows: DataFrame, epoch: int) -> int:
         plan = self._planned(epoch)
         task = Task(
             query=self._query,
@@ -97,7 +117,7 @@ class Writer:
             ledger=self.ledger,
             plan=plan,
             epoch=epoch,
-            mark=mark,
+            mark=self._checkpoint.mark(epoch),
             timeout=self._output.transaction_timeout,
             served=dict(self._served),
         )
@@ -115,34 +135,47 @@ class Writer:
         return opened(self._beside, output.writers, output.transaction_timeout, self._client)
 
     def _planned(self, epoch: int) -> Plan:
-        """The plan for this epoch: the ledger's, with the number of writers that is wanted as
+        """The plan for this epoch: this driver's, with the number of writers that is wanted as
         soon as that can be changed."""
-        wanted = self._output.writers
-        plan = self._plan or self.ledger.plan(self._query)
-        if plan is None:
-            plan = first(wanted)
-            self._register(plan)
-        elif plan.writers != wanted:
-            plan = self._changed(Change(plan, wanted, epoch))
-        self._plan = plan
-        return plan
+        if self._plan is None and self._owns:
+            self._plan = self._own(self.ledger.plan(self._query))
+        if self._plan is None or self._plan.writers != self._output.writers:
+            self._plan = self._take_over(epoch)
+        return self._plan
 
-    def _changed(self, change: Change) -> Plan:
+    def _take_over(self, epoch: int) -> Plan:
+        """The steps of `plan`, in their order."""
         self._served.clear()
-        self._register(change.closing)
-        for writer in range(change.plan.writers):
+        self._verify(epoch)
+        producer = self._transactional("plan")  # from now on nobody else changes the plan unseen
+        before = self.ledger.plan(self._query)
+        if self._owns:
+            before = self._own(before)
+        change = Change(before, self._output.writers, epoch, self._driver)
+        self._register(producer, change.closing)
+        for writer in range(0 if before is None else before.writers):
             self._transactional(str(writer))
-        plan = change.settled(self.ledger.entries(self._query, change.plan.writers))
+        plan = change.settled(self._verify(epoch))
         if plan != change.closing:
-            self._register(plan)
-            log.info("%s has %d writers from batch %d on", self._query, plan.writers, change.epoch)
+            self._register(producer, plan)
+            log.info("%s has %d writers from batch %d on", self._query, plan.writers, epoch)
+        self._owns = True
         return plan
 
-    def _register(self, plan: Plan) -> None:
-        producer = self._transactional("plan")
+    def _verify(self, epoch: int) -> list[Entry]:
+        entries = self.ledger.entries(self._query)
+        verify(entries, epoch, self._checkpoint.mark)
+        return entries
+
+    def _own(self, plan: Plan | None) -> Plan:
+        """Raises Superseded: it is another driver's by now."""
+        if plan is None or plan.driver != self._driver:
+            raise Superseded(f"the writers of {self._query} were taken over")
+        return plan
+
+    def _register(self, producer: Transactional, plan: Plan) -> None:
         producer.begin()
-        value = {"generation": plan.generation, "writers": plan.writers}
-        producer.entry(self.ledger.topic, 0, self._query, value)
+        producer.entry(self.ledger.topic, 0, self._query, asdict(plan))
         producer.commit()
 
     def _transactional(self, name: str) -> Transactional:

@@ -43,7 +43,8 @@ def test_the_last_committed_entry_of_a_writer_is_found_in_the_tail_or_behind_it(
     assert ledger.standing("q", 0) == (None, Entry(7, 2, "m"))
     for epoch in range(50):  # another writer of the same partition, beyond the tail
         commit(ledger, other, SPREAD, epoch)
-    assert ledger.entries("q", SPREAD + 1) == [Entry(7, 2, "m"), Entry(49, 2, "m")]
+    assert set(ledger.entries("q")) == {Entry(7, 2, "m"), Entry(49, 2, "m")}
+    assert ledger.entries("other") == []
 
 
 def test_what_is_aborted_is_no_entry(ledger: Ledger):

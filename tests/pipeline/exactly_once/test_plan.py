@@ -1,11 +1,12 @@
 """The rules of exactly once: by example, and against a Kafka of a few lines whose drivers crash at
-any step while what they started lives on."""
+any step, while what they started lives on and others run by copies of the checkpoint."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,7 @@ from gateway.pipeline.exactly_once.plan import (
     Superseded,
     current,
     due,
-    first,
+    verify,
 )
 
 
@@ -35,8 +36,35 @@ def test_a_writer_that_has_committed_the_epoch_does_not_write_it_again():
 
 @pytest.mark.parametrize("entry", [Entry(9, 2), Entry(7, 2, "other")])
 def test_a_checkpoint_that_was_put_back_is_refused(entry: Entry):
-    with pytest.raises(CheckpointRefused, match="older state"):
+    with pytest.raises(CheckpointRefused, match="put back to another state"):
         due(entry, 7, "this")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [Entry(6, 2, "six"), Entry(8, 2, "eight")],  # it is older
+        [Entry(6, 2, "six"), Entry(7, 2, "other")],  # batch 7 was written with other records
+        [Entry(5, 2, "other")],  # it is newer, and of another history
+        [Entry(6, 3, "six"), Entry(6, 3, "six"), Entry(8, 3, "eight")],  # of a former plan
+    ],
+)
+def test_one_writer_that_knows_of_another_history_refuses_the_checkpoint_for_all(
+    entries: list[Entry],
+):
+    """Each writer asked for its own entry alone, so those with older ones wrote their rows while
+    the one that knew better refused."""
+    marks = {5: "five", 6: "six", 7: "seven"}
+    with pytest.raises(CheckpointRefused):
+        verify(entries, 7, lambda epoch: marks.get(epoch, ""))
+
+
+def test_a_checkpoint_that_wrote_what_the_ledger_has_goes_on():
+    marks = {6: "six", 7: "seven"}
+    entries = [Entry(3, 2, "forgotten"), Entry(6, 2, "six"), Entry(7, 2, "seven")]
+    verify(entries, 7, lambda epoch: marks.get(epoch, ""))
+    verify(entries, 8, lambda epoch: marks.get(epoch, ""))
+    verify([], 0, lambda _: "")
 
 
 def test_what_an_older_generation_started_does_not_write():
@@ -46,14 +74,14 @@ def test_what_an_older_generation_started_does_not_write():
 
 
 def test_the_number_of_writers_changes_between_epochs_only():
-    change = Change(Plan(4, 2), wanted=3, epoch=10)
-    assert change.closing == Plan(5, 2)
-    assert change.settled([Entry(9, 2), Entry(9, 2)]) == Plan(6, 3)
-    assert change.settled([Entry(9, 2), Entry(10, 2)]) == Plan(5, 2)
+    change = Change(Plan(4, 2, "before"), wanted=3, epoch=10, driver="now")
+    assert change.closing == Plan(5, 2, "now")
+    assert change.settled([Entry(9, 2), Entry(9, 2)]) == Plan(6, 3, "now")
+    assert change.settled([Entry(9, 2), Entry(10, 2)]) == Plan(5, 2, "now")
+    assert Change(None, wanted=3, epoch=0).settled([]) == Plan(1, 3)
 
 
-ROWS = range(12)  # of every epoch; the key is the row
-EPOCHS = 4
+RECORDS = 12  # of the input; the key is the offset
 
 
 @dataclass
@@ -63,17 +91,17 @@ class Kafka:
     plan: Plan | None = None
     entries: dict[int, Entry] = field(default_factory=dict)
     producers: Counter[str] = field(default_factory=Counter)
-    rows: Counter[tuple[int, int]] = field(default_factory=Counter)
+    rows: Counter[int] = field(default_factory=Counter)
 
     def begin(self, identity: str) -> int:
         self.producers[identity] += 1
         return self.producers[identity]
 
-    def commit(self, writer: int, producer: int, entry: Entry) -> bool:
+    def commit(self, writer: int, producer: int, entry: Entry, rows: range) -> bool:
         if self.producers[f"writer-{writer}"] != producer:
             return False
         self.entries[writer] = entry
-        self.rows.update((entry.epoch, row) for row in ROWS if row % entry.writers == writer)
+        self.rows.update(row for row in rows if row % entry.writers == writer)
         return True
 
     def register(self, producer: int, plan: Plan) -> bool:
@@ -83,136 +111,178 @@ class Kafka:
         return True
 
 
-Steps = Iterator[bool | None]
-"""Each `next` is a step that others may come before; the last value says if it succeeded."""
+class Interrupted(Exception):
+    """Another producer has the id."""
 
 
-def task(kafka: Kafka, plan: Plan, writer: int, epoch: int) -> Steps:
-    yield None
+Steps = Iterator[None]
+"""Others may come before each `next`."""
+
+
+@dataclass
+class Checkpoint:
+    """ends: of the batches that were planned, behind the input's begin. done: how many of them."""
+
+    ends: list[int] = field(default_factory=lambda: [0])
+    done: int = 0
+
+    def mark(self, epoch: int) -> str:
+        return str(self.ends[: epoch + 2]) if epoch < len(self.ends) - 1 else ""
+
+    def rows(self, epoch: int) -> range:
+        return range(*list(pairwise(self.ends))[epoch])
+
+    def copy(self) -> Checkpoint:
+        return replace(self, ends=list(self.ends))
+
+
+def task(kafka: Kafka, plan: Plan, writer: int, epoch: int, mark: str, rows: range) -> Steps:
+    yield
+    if not any(row % plan.writers == writer for row in rows):
+        return
     producer = kafka.begin(f"writer-{writer}")
-    yield None
-    try:
-        current(kafka.plan or plan, plan)
-    except Superseded:
-        yield False
-        return
-    yield None
-    try:
-        written = not due(kafka.entries.get(writer), epoch)
-    except CheckpointRefused:  # a later epoch has begun: only a task of a dead driver sees that
-        yield False
-        return
-    if written:
-        yield True
-        return
-    yield None
-    yield kafka.commit(writer, producer, Entry(epoch, plan.writers))
+    yield
+    current(kafka.plan or plan, plan)
+    yield
+    if due(kafka.entries.get(writer), epoch, mark):
+        yield
+        if not kafka.commit(writer, producer, Entry(epoch, plan.writers, mark), rows):
+            raise Interrupted
 
 
-def planned(kafka: Kafka, wanted: int, epoch: int) -> Iterator[Plan | None]:
-    """As the driver goes about it; ends without a plan if another driver came between."""
-    plan = kafka.plan
-    yield None
-    if plan is not None and plan.writers == wanted:
-        yield plan
-        return
-    closing = first(wanted) if plan is None else Change(plan, wanted, epoch).closing
-    producer = kafka.begin("plan")
-    yield None
-    if not kafka.register(producer, closing):
-        return
-    yield None
-    if plan is None:
-        yield closing
-        return
-    for writer in range(plan.writers):
-        kafka.begin(f"writer-{writer}")
-        yield None
-    old = [kafka.entries[each] for each in range(plan.writers) if each in kafka.entries]
-    settled = Change(plan, wanted, epoch).settled(old)
-    yield None
-    if settled != closing:
-        producer = kafka.begin("plan")
-        yield None
-        if not kafka.register(producer, settled):
-            return
-    yield settled
+@dataclass
+class Driver:
+    """Processes that run batches by a checkpoint, one after the other. left: tasks of the dead."""
 
+    kafka: Kafka
+    checkpoint: Checkpoint
+    wanted: int
+    name: str
+    refused: bool = False
+    left: list[Steps] = field(default_factory=list)
+    tasks: dict[int, Steps] = field(default_factory=dict)
 
-class Spark:
-    """Runs epochs, each again until all of its writers are done; forgets nothing but its place
-    within an epoch. `left` are tasks of drivers that are gone."""
+    def __post_init__(self) -> None:
+        self.crash(self.wanted)
 
-    def __init__(self, kafka: Kafka, wanted: int) -> None:
-        self.kafka, self.wanted, self.epoch = kafka, wanted, 0
-        self.left: list[Steps] = []
-        self._start()
-
-    def _start(self) -> None:
-        self.planning = planned(self.kafka, self.wanted, self.epoch)
-        self.tasks: list[Steps] = []
-        self.waiting: set[int] = set()
+    @property
+    def finished(self) -> bool:
+        return self.checkpoint.done == len(self.checkpoint.ends) - 1 and (
+            self.checkpoint.ends[-1] == RECORDS
+        )
 
     def crash(self, wanted: int) -> None:
-        self.left += self.tasks
-        self.wanted = wanted
-        self._start()
+        self.left += self.tasks.values()
+        self.name += "+"
+        self.wanted, self.tasks, self.owns, self.refused = wanted, {}, False, False
+        self.steps = self.run()
 
     def step(self, choice: int) -> None:
-        if self.tasks:
-            self._task(choice)
-            return
-        plan = next(self.planning, Plan(0, 0))
-        if plan == Plan(0, 0):
-            self._start()  # superseded: another try
-        elif plan is not None:
-            made = range(plan.writers)
-            self.tasks = [task(self.kafka, plan, each, self.epoch) for each in made]
-            self.waiting = set(made)
-
-    def _task(self, choice: int) -> None:
-        writer = sorted(self.waiting)[choice % len(self.waiting)]
-        done = next(self.tasks[writer])
-        if done is False:
+        """The choice: how many records a batch has, or which task is next."""
+        self.choice = choice
+        try:
+            next(self.steps, None)
+        except (Interrupted, Superseded):
             self.crash(self.wanted)
-        elif done:
-            self.waiting.discard(writer)
-            if not self.waiting:
-                self.epoch += 1
-                self._start()
+        except CheckpointRefused:
+            self.refused = True
 
     def zombie(self, choice: int) -> None:
         if self.left:
             at = choice % len(self.left)
-            if next(self.left[at], False) is not None:
+            try:
+                next(self.left[at])
+            except (StopIteration, Interrupted, Superseded, CheckpointRefused):
                 del self.left[at]
+
+    def run(self) -> Steps:
+        checkpoint = self.checkpoint
+        while not self.finished:
+            epoch = checkpoint.done
+            if epoch == len(checkpoint.ends) - 1:
+                checkpoint.ends.append(min(RECORDS, checkpoint.ends[-1] + self.choice % 4))
+            yield
+            if not self.owns or (self.kafka.plan and self.kafka.plan.writers != self.wanted):
+                yield from self.take_over(epoch)
+            plan = self.kafka.plan
+            assert plan is not None
+            if plan.driver != self.name:
+                raise Superseded
+            rows, mark = checkpoint.rows(epoch), checkpoint.mark(epoch)
+            every = range(plan.writers)
+            self.tasks = {w: task(self.kafka, plan, w, epoch, mark, rows) for w in every}
+            while self.tasks:
+                yield
+                writer = sorted(self.tasks)[self.choice % len(self.tasks)]
+                try:
+                    next(self.tasks[writer])
+                except StopIteration:
+                    del self.tasks[writer]
+            checkpoint.done += 1
+
+    def take_over(self, epoch: int) -> Steps:
+        kafka, mark = self.kafka, self.checkpoint.mark
+        verify(list(kafka.entries.values()), epoch, mark)
+        yield
+        producer = kafka.begin("plan")
+        yield
+        before = kafka.plan
+        if self.owns and (before is None or before.driver != self.name):
+            raise Superseded
+        yield
+        change = Change(before, self.wanted, epoch, self.name)
+        if not kafka.register(producer, change.closing):
+            raise Interrupted
+        yield
+        for writer in range(before.writers if before else 0):
+            kafka.begin(f"writer-{writer}")
+            yield
+        entries = list(kafka.entries.values())
+        verify(entries, epoch, mark)
+        settled = change.settled(entries)
+        yield
+        if settled != change.closing and not kafka.register(producer, settled):
+            raise Interrupted
+        self.owns = True
 
 
 ACTIONS = st.lists(
-    st.tuples(st.sampled_from("s" * 16 + "zzzzc"), st.integers(0, 11), st.integers(1, 4)),
+    st.tuples(st.sampled_from("s" * 16 + "zzzzcp"), st.integers(0, 11), st.integers(1, 4)),
     min_size=40,
-    max_size=160,
+    max_size=200,
 )
 
 
 @given(actions=ACTIONS, wanted=st.integers(1, 4))
 @settings(max_examples=400, deadline=None)
-def test_every_row_is_written_once_whoever_crashes_lives_on_or_changes_the_number_of_writers(
+def test_every_row_is_written_once_whoever_crashes_lives_on_or_runs_by_a_copy(
     actions: list[tuple[str, int, int]], wanted: int
 ):
+    """Crashes, zombies of dead processes, other numbers of writers, and copies of the checkpoint
+    that are put back or run beside it: a row is never there twice, and never lost, as one of the
+    checkpoints is always that of what was written."""
     kafka = Kafka()
-    spark = Spark(kafka, wanted)
+    drivers = [Driver(kafka, Checkpoint(), wanted, "d0")]
+    copies = [drivers[0].checkpoint.copy()]
     for what, choice, writers in actions:
-        if spark.epoch == EPOCHS:
-            break
+        at = choice % len(drivers)
         if what == "s":
-            spark.step(choice)
+            drivers[at].step(choice)
         elif what == "z":
-            spark.zombie(choice)
+            drivers[at].zombie(choice)
+        elif what == "c":
+            drivers[at].crash(writers)
         else:
-            spark.crash(writers)
-    while spark.epoch < EPOCHS:
-        spark.step(0)
-    for _ in range(4 * len(spark.left)):
-        spark.zombie(0)
-    assert kafka.rows == Counter((epoch, row) for epoch in range(EPOCHS) for row in ROWS)
+            copies.append(drivers[at].checkpoint.copy())
+            put_back, name = copies[choice % len(copies)], f"d{len(drivers)}"
+            drivers.append(Driver(kafka, put_back.copy(), writers, name))
+        assert max(kafka.rows.values(), default=1) == 1
+    for _ in range(3):  # those that were taken over, again
+        for each in drivers:
+            for _ in range(400):
+                each.step(1)
+    for each in drivers:
+        for _ in range(4 * len(each.left)):
+            each.zombie(0)
+    assert kafka.rows == Counter(range(RECORDS))
+    assert any(each.finished and not each.refused for each in drivers)

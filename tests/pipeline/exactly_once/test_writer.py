@@ -1,0 +1,122 @@
+"""Who may write for a query: on a real Kafka, and where rows are written with Spark."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.brokers import Broker
+from support.letters import committed
+
+from gateway.config.pipeline import Output
+from gateway.errors import CheckpointRefused, PipelineError
+from gateway.pipeline.checkpoint import Checkpoint
+from gateway.pipeline.exactly_once import Writer
+from gateway.pipeline.exactly_once.ledger import Ledger, opened, topic_of, writer_key
+from gateway.pipeline.exactly_once.producers import Transactional
+
+WRITERS = 2
+
+
+@pytest.fixture
+def output(kafka: Broker) -> Iterator[Output]:
+    topic = kafka.topic()
+    yield Output.model_validate({"topic": topic, "writers": WRITERS})
+    kafka.admin.delete_topic(topic_of(topic))
+
+
+@pytest.fixture
+def ledger(kafka: Broker, output: Output) -> Ledger:
+    return opened(output.topic, WRITERS, 10.0, {"bootstrap.servers": kafka.servers})
+
+
+@pytest.fixture
+def query() -> str:
+    return uuid.uuid4().hex
+
+
+def checkpoint(directory: Path, *ends: int) -> Checkpoint:
+    """One of batches that end at these offsets."""
+    (directory / "offsets").mkdir(parents=True)
+    for number, end in enumerate(ends):
+        text = f"v1\n{{}}\n{json.dumps({'orders': {'0': end}})}"
+        (directory / "offsets" / str(number)).write_text(text)
+    return Checkpoint(str(directory))
+
+
+def commit(ledger: Ledger, query: str, number: int, epoch: int, held: Checkpoint) -> None:
+    """The entry that a writer leaves with its rows of a batch."""
+    producer = Transactional(f"{query}-{number}", ledger.client, ledger.topic, 10.0)
+    producer.begin()
+    value = {"epoch": epoch, "writers": WRITERS, "mark": held.mark(epoch)}
+    producer.entry(ledger.topic, ledger.place(number), writer_key(query, number), value)
+    producer.commit()
+
+
+def writer(output: Output, query: str, ledger: Ledger, held: Checkpoint) -> Writer:
+    return Writer(query, output, ledger.client, checkpoint=held)
+
+
+def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
+    output: Output, query: str, ledger: Ledger, tmp_path: Path
+):
+    """Each writer asked for itself, in its own task: those that had an older entry, or none, had
+    committed rows of the wrong batch when the other one refused."""
+    newer = checkpoint(tmp_path / "newer", 10, 20)
+    writer(output, query, ledger, newer).prepare(1)
+    plan = ledger.plan(query)
+    commit(ledger, query, 0, 0, newer)
+    commit(ledger, query, 1, 1, newer)
+    for number, ends in enumerate([(10, 21), (11, 20, 30), (11, 20)]):
+        other = checkpoint(tmp_path / str(number), *ends)
+        with pytest.raises(CheckpointRefused, match="put back to another state"):
+            writer(output, query, ledger, other).prepare(len(ends) - 1)
+    with pytest.raises(CheckpointRefused, match="the ledger is at batch 1"):
+        writer(output, query, ledger, newer).prepare(0)
+    assert ledger.plan(query) == plan
+    writer(output, query, ledger, newer).prepare(1)
+
+
+def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begun(
+    output: Output, query: str, ledger: Ledger, tmp_path: Path
+):
+    held = checkpoint(tmp_path / "held", 10, 20)
+    writer(output, query, ledger, held).prepare(0)
+    commit(ledger, query, 1, 0, held)
+    fewer = Output.model_validate({"topic": output.topic, "writers": 1})
+    again = writer(fewer, query, ledger, held)
+    for epoch, writers in enumerate([WRITERS, 1]):
+        again.prepare(epoch)
+        plan = ledger.plan(query)
+        assert plan is not None and plan.writers == writers
+
+
+@pytest.mark.needs("java17")
+def test_a_refused_batch_is_written_by_no_writer_and_of_two_processes_the_later_one_writes(
+    kafka: Broker, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
+):
+    """A checkpoint was put back by one batch: the writer of that batch refused, and the other one
+    committed its row, which came once more with the right checkpoint."""
+
+    def rows(*keys: str) -> Any:
+        return spark.createDataFrame([(each, each) for each in keys], "key string, value string")
+
+    newer = checkpoint(tmp_path / "newer", 1, 2, 3)
+    right = writer(output, query, ledger, newer)
+    assert right(rows("a"), 0) == 1
+    assert right(rows("a"), 1) == 1
+    older = checkpoint(tmp_path / "older", 1, 3)
+    with pytest.raises(CheckpointRefused):
+        writer(output, query, ledger, older)(rows("a", "b", "c", "d"), 1)
+    assert right(rows("b", "c", "d"), 2) == 3  # nobody has fenced it
+    overtaken = writer(output, query, ledger, newer)
+    assert overtaken(rows("b", "c", "d"), 2) == 0
+    with pytest.raises(PipelineError, match="another process runs this job"):
+        right(rows("b", "c", "d"), 2)
+    values = Counter(each.value() for each in committed(kafka, output.topic))
+    assert values == Counter({b"a": 2, b"b": 1, b"c": 1, b"d": 1})
