@@ -21,6 +21,7 @@ from confluent_kafka import Producer
 from gateway.config import Kafka
 from gateway.config.pipeline import Fields, Input, Output, Spark
 from gateway.pipeline import connect, output, source
+from gateway.pipeline.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import Writer
 from gateway.pipeline.session import session
 
@@ -51,7 +52,7 @@ def _measured(spark: SparkSession, kafka: RealKafka, records: int, rounds: int) 
     clicks, plain, once = (kafka.topic(partitions=2) for _ in range(3))
     _fill(",".join(servers), clicks, records)
     cluster = Kafka(servers=servers)
-    writer = Writer(uuid.uuid4().hex, Output(topic=once), connect.client(cluster))
+    writer = _writer(cluster, once)
     options = connect.spark_options(cluster) | {"topic": plain, "kafka.compression.type": "lz4"}
 
     def put(rows: Any, _: int) -> None:
@@ -71,8 +72,13 @@ def _measured(spark: SparkSession, kafka: RealKafka, records: int, rounds: int) 
     return figures + _small(spark, cluster, kafka.topic(partitions=2))
 
 
+def _writer(cluster: Kafka, topic: str) -> Writer:
+    none = Checkpoint("/nowhere")  # its batches have no marks
+    return Writer(uuid.uuid4().hex, Output(topic=topic), connect.client(cluster), checkpoint=none)
+
+
 def _small(spark: SparkSession, cluster: Kafka, topic: str) -> list[Figure]:
-    writer = Writer(uuid.uuid4().hex, Output(topic=topic), connect.client(cluster))
+    writer = _writer(cluster, topic)
     spent: dict[str, list[float]] = {"written": [], "handed through": []}
 
     def passed(batches: Iterator[Any]) -> Iterator[Any]:  # here, for workers have no `bench`

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 
 
 class Batch(NamedTuple):
-    """start, end: its range of offsets, by source.
+    """start, end: its range of offsets, by source; see `Sources`.
 
     held: what its events are held against: the watermark of the batch before, in ms of event time;
     0 for none. (Since operators may follow each other, Spark ends windows by a batch's own
@@ -37,6 +37,31 @@ class Batch(NamedTuple):
     start: tuple[Offsets, ...]
     end: tuple[Offsets, ...]
     held: int
+
+
+class Sources(NamedTuple):
+    """Say which input of a job each source of its query is.
+
+    A batch's offsets are by source, and neither the topic nor the cluster tells sources apart:
+    two clusters have topics of the same name, and both sides of a join may read one topic.
+
+    Attributes:
+        lines: The input of each line of `offsets/N`, from the second on.
+        numbers: The input of each directory `sources/<n>`. A table that a query reads twice may
+            have one directory, but two lines.
+    """
+
+    lines: tuple[str, ...]
+    numbers: tuple[str, ...]
+
+    def select(self, batch: Batch, name: str) -> Batch:
+        """Return the batch with the offsets of one input alone."""
+        start, end = self._parts(batch.start, name), self._parts(batch.end, name)
+        return batch._replace(start=start, end=end)
+
+    def _parts(self, parts: Sequence[Offsets], name: str) -> tuple[Offsets, ...]:
+        names = self.lines if len(parts) == len(self.lines) else self.numbers
+        return tuple(part for each, part in zip(names, parts, strict=True) if each == name)
 
 
 class Checkpoint:
@@ -59,12 +84,6 @@ class Checkpoint:
     def committed(self) -> int | None:
         """The last batch that is complete."""
         return max(self._numbers("commits"), default=None)
-
-    def next(self) -> Offsets:
-        """What the query reads next, of every partition it knows; {} before the first run."""
-        done = self.committed()
-        parts = self._first() if done is None else self._ends(done)
-        return {partition: offset for part in parts for partition, offset in part.items()}
 
     def batch(self, number: int) -> Batch:
         """The ranges of a batch. Raises PipelineError where Spark forgot it."""
@@ -97,7 +116,7 @@ class Checkpoint:
         texts: list[str] = []
         while (text := self._text(f"sources/{len(texts)}/0")) is not None:
             texts.append(text)
-        return tuple(_offsets(text[text.index("{") :]) for text in texts if "{" in text)
+        return tuple(_offsets(text[max(0, text.find("{")) :]) for text in texts)
 
     def _text(self, name: str) -> str | None:
         if self._local is not None:

@@ -14,11 +14,11 @@ from gateway.config.settings import Settings
 from gateway.errors import PipelineError
 
 from . import output as records
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, Sources
 from .connect import client, cluster_of, spark_options
 from .jobs import inputs, output
 from .place import Place, settle_state
-from .source import read_stream
+from .source import read_stream, sources_of
 from .state import damage
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def start(
             each,
             cluster_of(settings.clusters, each.kafka),
             settings.catalogs,
+            name=name,
             observed="" if job.trigger == "realtime" else name,
             timed=not isinstance(job, config.Load),
         )
@@ -95,9 +96,12 @@ def _writer(
     to = output(job)
     assert to is not None
     kafka = cluster_of(settings.clusters, to.kafka)
-    put = _nowhere if again else _put(spark, job, to, settings, place)
+
+    def batch_of(rows: DataFrame) -> Batch:
+        return _nowhere if again else _put(spark, job, to, settings, place, sources_of(rows))
+
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
-        batch = _joined(spark, job, settings, put)
+        batch = _joined(spark, job, settings, batch_of(tables["from"]))
         return tables["from"].writeStream.outputMode(mode).foreachBatch(batch)
     rows = _built(job, tables, place)
     if isinstance(job, config.Query):
@@ -106,7 +110,7 @@ def _writer(
     if to.guarantee == "at-least-once" and not (again or _told(job)):
         sink = encoded.writeStream.format("kafka").options(**_sink(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
-    return encoded.writeStream.outputMode(mode).foreachBatch(put)
+    return encoded.writeStream.outputMode(mode).foreachBatch(batch_of(encoded))
 
 
 def _settle(spark: SparkSession, job: config.Query, rows: DataFrame, place: Place) -> None:
@@ -147,7 +151,9 @@ def _nowhere(rows: DataFrame, _: int) -> None:
     rows.write.format("noop").mode("overwrite").save()
 
 
-def _put(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Batch:
+def _put(
+    spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place, sources: Sources
+) -> Batch:
     """How encoded rows of a batch get into Kafka. What is beside them first: gaps, and what
     batches before left out."""
     kafka = cluster_of(settings.clusters, to.kafka)
@@ -155,7 +161,7 @@ def _put(spark: SparkSession, job: Job, to: Output, settings: Settings, place: P
     append = _appending(_sink(to, kafka))
     if not (once or _told(job)):
         return append
-    beside = _beside(spark, job, to, settings, place)
+    beside = _beside(spark, job, to, settings, place, sources)
     if not once:
 
         def put_again(rows: DataFrame, epoch: int) -> None:
@@ -199,7 +205,9 @@ def asked_beside(input: Input) -> list[str]:
     ]
 
 
-def _beside(spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place) -> Beside:
+def _beside(
+    spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place, sources: Sources
+) -> Beside:
     from .exactly_once.beside import Beside, counted
     from .exactly_once.side import of_job
 
@@ -212,6 +220,7 @@ def _beside(spark: SparkSession, job: Job, to: Output, settings: Settings, place
         to,
         settings,
         Checkpoint(place.location, spark),
+        sources=sources,
         late={name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")},
         counted=counted(lambda: spark.streams.get(place.query)),
         retained=job.state.retain,

@@ -12,6 +12,7 @@ from gateway.config.pipeline import Input
 from gateway.core.record import TopicPartition
 
 from . import fields, schemas
+from .checkpoint import Sources
 from .connect import spark_options
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ __all__ = ["RAW", "Catalogs", "Offsets", "raw_range", "read_range", "read_stream
 
 RAW = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns of Kafka's that are read."""
+
+
+_NAME = "gatewayInput"  # an option that Spark hands on and Kafka's source does not know
 
 
 class Offsets(NamedTuple):
@@ -38,19 +42,40 @@ def read_stream(
     kafka: Kafka,
     catalogs: Catalogs,
     *,
+    name: str = "",
     observed: str = "",
     timed: bool = True,
 ) -> DataFrame:
     """The job's columns, with its watermark.
 
+    name: of the input, for `sources_of`.
     observed: under this name progress says how many `rows` were read and `invalid` ones among them.
     timed: False where the job has no event time, so that its records may have any timestamp.
     Raises PipelineError, RegistryUnavailable, FormatError: of a schema.
     """
-    options = spark_options(kafka) | _options(input) | {"subscribe": input.topic}
+    options = spark_options(kafka) | _options(input) | {"subscribe": input.topic, _NAME: name}
     loaded = spark.readStream.format("kafka").options(**options).load()
     table = typed(loaded.select(*_needed(input)), input, catalogs, observed=observed, timed=timed)
     return table.withWatermark(input.time, f"{input.watermark * 1000:.0f} milliseconds")
+
+
+def sources_of(rows: DataFrame) -> Sources:
+    """Return which inputs the sources of a query are that these rows are of.
+
+    Spark numbers sources as it meets them in the analysed plan, an equal one once; a batch's
+    offsets have a line for each place (4.2.0).
+    """
+    leaves = rows._jdf.queryExecution().analyzed().collectLeaves()
+    found: list[tuple[Any, str]] = []
+    for leaf in (leaves.apply(at) for at in range(leaves.length())):
+        if leaf.getClass().getSimpleName() == "StreamingRelationV2":
+            found.append((leaf, str(leaf.extraOptions().get(_NAME))))
+    distinct = [
+        name
+        for at, (leaf, name) in enumerate(found)
+        if not any(leaf.equals(before) for before, _ in found[:at])
+    ]
+    return Sources(tuple(name for _, name in found), tuple(distinct))
 
 
 def read_range(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint import Checkpoint
+from gateway.pipeline.checkpoint import Batch, Checkpoint, Sources
 
 ID = "0f70c16a-b938-4a30-8499-2120ac1acb06"
 
@@ -37,10 +37,6 @@ def test_a_checkpoint_knows_its_query_and_how_far_it_is(checkpoint: Checkpoint):
     assert (checkpoint.query(), checkpoint.planned(), checkpoint.committed()) == (ID, 1, 0)
 
 
-def test_what_is_read_next_is_the_begin_of_the_batch_under_way(checkpoint: Checkpoint):
-    assert checkpoint.next() == {("orders", 0): 100, ("orders", 1): 80}
-
-
 def test_a_batch_begins_where_the_one_before_ended_the_first_where_its_source_began(
     checkpoint: Checkpoint,
 ):
@@ -57,9 +53,20 @@ def test_late_events_are_held_against_the_watermark_of_the_batch_before(
     assert [checkpoint.batch(number).held for number in range(3)] == [0, 0, 60_000]
 
 
+def test_the_offsets_of_an_input_are_those_of_its_sources():
+    """They were found by their topic, so those of two clusters, or of both sides of a join, were
+    taken for one another's."""
+    ends = tuple({("orders", 0): offset} for offset in (1, 2, 3))
+    sources = Sources(lines=("eu", "us", "us"), numbers=("eu", "us"))
+    first = Batch(0, ends[:2], ends, 0)
+    assert sources.select(first, "eu") == Batch(0, ends[:1], ends[:1], 0)
+    assert sources.select(first, "us") == Batch(0, ends[1:2], ends[1:], 0)
+    assert sources.select(Batch(1, ends, ends, 0), "us").start == ends[1:]
+
+
 def test_a_new_directory_has_nothing(tmp_path: Path):
     new = Checkpoint(str(tmp_path / "none"))
-    assert (new.query(), new.planned(), new.committed(), new.next()) == (None, None, None, {})
+    assert (new.query(), new.planned(), new.committed()) == (None, None, None)
     assert new.mark(0) == ""
 
 

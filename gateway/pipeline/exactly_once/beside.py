@@ -22,7 +22,7 @@ from gateway.errors import PipelineError
 from gateway.telemetry import catalog
 
 from .. import counts, topics
-from ..checkpoint import Batch, Checkpoint, Offsets
+from ..checkpoint import Batch, Checkpoint, Sources
 from ..connect import client, cluster_of
 from .gaps import Gaps
 from .ledger import Ledger, opened
@@ -54,8 +54,9 @@ _running: dict[str, Beside] = {}
 
 
 class Beside:
-    """inputs: by name. late: the job's predicate of an input, for those that have one. retained:
-    batches whose offsets are kept, for the next process. clock: seconds of any monotonic one."""
+    """inputs: by name. sources: which of them the query's are. late: the job's predicate of an
+    input, for those that have one. retained: batches whose offsets are kept, for the next process.
+    clock: seconds of any monotonic one."""
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class Beside:
         settings: Settings,
         checkpoint: Checkpoint,
         *,
+        sources: Sources,
         late: Mapping[str, Late],
         counted: Counts,
         retained: int = 100,
@@ -74,6 +76,7 @@ class Beside:
     ) -> None:
         self._job = job
         self._checkpoint = checkpoint
+        self._sources = sources
         self._late = late
         self._counted = counted
         self._into = cluster_of(settings.clusters, output.kafka)
@@ -85,6 +88,7 @@ class Beside:
             name: Side(
                 spark,
                 query,
+                name,
                 each,
                 cluster_of(settings.clusters, each.kafka),
                 output,
@@ -113,8 +117,7 @@ class Beside:
         if self._sides:
             self._written(epoch)
         self._under_way = batch
-        for part in batch.start:
-            self._lacking(part)
+        self._lacking(batch)
 
     def close(self) -> None:
         self._kept.close()
@@ -151,23 +154,24 @@ class Beside:
         been sent."""
         for name, side in self._sides.items():
             if side.input.on_invalid == "dead-letter":
-                batches = self._wanted(side, "dlq", name, again=again)
+                batches = self._wanted(name, "dlq", name, again=again)
                 self._sent(name, "dlq", batches, side.invalid(batches))
             late = self._late.get(name)
             if late and side.input.late == "topic":
-                batches = self._wanted(side, "late", "late", again=again)
+                batches = self._wanted(name, "late", "late", again=again)
                 self._sent(name, "late", batches, side.late(batches, late))
         self._parts.clear()
         self._told(epoch)
 
-    def _wanted(self, side: Side, kind: Kind, count: str, *, again: bool) -> list[Batch]:
+    def _wanted(self, name: str, kind: Kind, count: str, *, again: bool) -> list[Batch]:
         """From the first batch that has any to the last one."""
         parts = self._parts
         if again and parts:
-            done = side.written(kind)
+            done = self._sides[name].written(kind)
             parts = [each for each in parts if each.batch.number > done]
         some = [at for at, each in enumerate(parts) if each.known is None or each.known.get(count)]
-        return [each.batch for each in parts[some[0] : some[-1] + 1]] if some else []
+        wanted = parts[some[0] : some[-1] + 1] if some else []
+        return [self._sources.select(each.batch, name) for each in wanted]
 
     def _told(self, epoch: int) -> None:
         """Into the ledger. What fails here is only looked at again."""
@@ -203,20 +207,22 @@ class Beside:
                 "%s: %d records of batches %d to %d to %s", self._job, count, first, last, topic
             )
 
-    def _lacking(self, following: Offsets) -> None:
+    def _lacking(self, batch: Batch) -> None:
         for name, each in self._inputs.items():
-            own = {place: offset for place, offset in following.items() if place[0] == each.topic}
-            if own and each.on_data_loss == "gap":
-                for gap in self._gaps_of(name).check(own):
-                    counts.add(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
+            for part in self._sources.select(batch, name).start:
+                if part and each.on_data_loss == "gap":
+                    for gap in self._gaps_of(name).check(part):
+                        counts.add(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
 
     def _gaps_of(self, name: str) -> Gaps:
         if name not in self._gaps:
             to, wait = f"{self._output.topic}.gaps", self._output.transaction_timeout
-            read = client(cluster_of(self._settings.clusters, self._inputs[name].kafka))
+            of = self._inputs[name].kafka
+            read = client(cluster_of(self._settings.clusters, of))
             made = Gaps(
                 self._job,
                 self._query,
+                name,
                 to,
                 self._ledger,
                 read=read,

@@ -58,14 +58,19 @@ def lacking(following: Offsets, starts: Offsets, told: Offsets) -> list[Gap]:
 
 
 class Gaps:
-    """query: as of `Writer`. topic: of the gap records. read: librdkafka's properties of the
-    input's cluster. timeout: s, of transactions. ensure: makes the topic, before the first of
-    them is told."""
+    """Of one input.
+
+    query: as of `Writer`. name: of the input; it is told, and keys of the ledger have it, as two
+    inputs of a job may read one topic, or topics of one name in two clusters. topic: of the gap
+    records. read: librdkafka's properties of the input's cluster. timeout: s, of transactions.
+    ensure: makes the topic, before the first of them is told.
+    """
 
     def __init__(
         self,
         job: str,
         query: str,
+        name: str,
         topic: str,
         ledger: Ledger,
         *,
@@ -75,6 +80,7 @@ class Gaps:
     ) -> None:
         self._job = job
         self._query = query
+        self._name = name
         self._topic = topic
         self._ledger = ledger
         self._timeout = timeout
@@ -87,10 +93,14 @@ class Gaps:
             starts = log_starts(self._consumer, following)
             if not lacking(following, starts, {}):
                 return []
+            ledger = self._ledger
+            # Made before the ledger is read: nobody else can tell of the same gaps after that.
+            name = f"{self._query}-gaps"
+            producer = Transactional(name, ledger.client, ledger.topic, self._timeout)
             gaps = lacking(following, starts, self._told(following))
             if gaps:
                 self._ensure()
-                self._tell(gaps)
+                self._tell(producer, gaps)
         except (KafkaException, Interrupted) as error:
             raise PipelineError(f"gaps of {self._job} cannot be looked for: {error}") from error
         return gaps
@@ -99,18 +109,17 @@ class Gaps:
         self._consumer.close()
 
     def _key(self, topic: str, partition: int) -> str:
-        return f"{self._query}|gap|{topic}|{partition}"
+        return f"{self._query}|gap|{self._name}|{topic}|{partition}"
 
     def _told(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         keys = {self._key(*each): each for each in partitions}
         return {keys[key]: found["to"] for key, found in self._ledger.values(keys).items()}
 
-    def _tell(self, gaps: Iterable[Gap]) -> None:
-        ledger = self._ledger
-        producer = Transactional(f"{self._query}-gaps", ledger.client, ledger.topic, self._timeout)
+    def _tell(self, producer: Transactional, gaps: Iterable[Gap]) -> None:
         producer.begin()
         for gap in gaps:
-            value = json.dumps(gap.record(self._job), separators=(",", ":"))
+            record = gap.record(self._job) | {"input": self._name}
+            value = json.dumps(record, separators=(",", ":"))
             producer.plain(self._topic, [f"{gap.topic}-{gap.partition}"], [value])
             key = self._key(gap.topic, gap.partition)
             producer.entry(self._ledger.topic, 0, key, {"to": gap.end})

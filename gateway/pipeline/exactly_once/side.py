@@ -2,8 +2,9 @@
 
 Spark drops late rows without a word, and what is no row never becomes one. Both are found exactly
 by reading offsets again that batches have read, several batches at a time: see `beside`. They go
-out under a query name of their own (`<query>/late/<topic>`, `<query>/dlq/<topic>`) by the writer
-that rows have, so the ledger knows up to which batch they were sent.
+out under a query name of their own (`<query>/late/<input>`, `<query>/dlq/<input>`) by the writer
+that rows have, so the ledger knows up to which batch they were sent. An input is named by its
+cluster, its topic and its name in the job: two of a job may read one topic, or topics of one name.
 
 A record goes on as it was: key, value and headers; where it was, and why it is here, in headers.
 """
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 SUFFIXES: Mapping[str, str] = {"late": ".late", "dlq": ".dlq"}
 PLACE = ("topic", "partition", "offset", "timestamp")  # X-Origin-Topic, ...: as the sidecar's
+INPUT = "X-Origin-Input"
 REASON = "X-Reason"
 
 Kind: TypeAlias = Literal["late", "dlq"]
@@ -43,8 +45,8 @@ def topic_of(topic: str, kind: Kind) -> str:
     return topic + SUFFIXES[kind]
 
 
-def letters(raw: DataFrame, reason: Column) -> DataFrame:
-    """Kafka's columns as records to be written: `key`, `value`, `headers`."""
+def letters(raw: DataFrame, reason: Column, name: str) -> DataFrame:
+    """Kafka's columns as records to be written: `key`, `value`, `headers`. name: of the input."""
     from pyspark.sql import functions as F
 
     def header(name: str, value: Column) -> Column:
@@ -54,21 +56,21 @@ def letters(raw: DataFrame, reason: Column) -> DataFrame:
 
     millis = {"timestamp": F.unix_millis("timestamp")}
     added = [header(f"X-Origin-{name.title()}", millis.get(name, F.col(name))) for name in PLACE]
-    known = F.array(*added, header(REASON, reason))
+    known = F.array(*added, header(INPUT, F.lit(name)), header(REASON, reason))
     given = F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>"))
     return raw.select("key", "value", F.concat(given, known).alias("headers"))
 
 
-def late_letters(raw: DataFrame, late: DataFrame) -> DataFrame:
+def late_letters(raw: DataFrame, late: DataFrame, name: str) -> DataFrame:
     """The records of `raw` that these typed rows were made of; they have what they were held
-    against, `HELD`."""
+    against, `HELD`. name: of the input."""
     from pyspark.sql import functions as F
 
     names = ["topic", "partition", "offset"]
     places = late.select(*(F.col(f"_{name}").alias(name) for name in names), HELD)
     found = raw.join(F.broadcast(places.dropDuplicates(names)), names)
     time = F.date_format(HELD, "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
-    return letters(found, F.concat(F.lit("it came later than the watermark, "), time))
+    return letters(found, F.concat(F.lit("it came later than the watermark, "), time), name)
 
 
 def held(rows: DataFrame, topic: str, batches: Iterable[Batch]) -> DataFrame:
@@ -93,8 +95,10 @@ def held(rows: DataFrame, topic: str, batches: Iterable[Batch]) -> DataFrame:
 
 @dataclass(slots=True)
 class Side:
-    """Of one input of one job. query, output, checkpoint: as of `Writer`; kafka: the input's
-    cluster; into: the output's, where letters go as well.
+    """Of one input of one job.
+
+    name: of the input. query, output, checkpoint: as of `Writer`. kafka: the input's cluster.
+    into: the output's, where letters go as well.
 
     Batches are given in their order, all of them one after the other; their records are sent
     under the number of the last one.
@@ -102,6 +106,7 @@ class Side:
 
     spark: SparkSession
     query: str
+    name: str
     input: Input
     kafka: Kafka
     output: Output
@@ -116,7 +121,7 @@ class Side:
         if raw is None:
             return 0
         found = source.invalid(raw, self.input, self.catalogs)
-        return self._write("dlq", letters(found, found["_reason"]), batches[-1].number)
+        return self._write("dlq", letters(found, found["_reason"], self.name), batches[-1].number)
 
     def late(self, batches: Sequence[Batch], late: Late) -> int:
         """Send those that were late; how many were sent now."""
@@ -124,7 +129,8 @@ class Side:
         if raw is None:
             return 0
         rows = held(source.typed(raw, self.input, self.catalogs), self.input.topic, batches)
-        return self._write("late", late_letters(raw, late(rows, rows[HELD])), batches[-1].number)
+        found = late_letters(raw, late(rows, rows[HELD]), self.name)
+        return self._write("late", found, batches[-1].number)
 
     def written(self, kind: Kind) -> int:
         """The last batch that any were sent of; -1 for none."""
@@ -160,7 +166,7 @@ class Side:
         return self._writers[kind]
 
     def _name(self, kind: Kind) -> str:
-        return f"{self.query}/{kind}/{self.input.topic}"
+        return f"{self.query}/{kind}/{self.input.kafka or ''}/{self.input.topic}/{self.name}"
 
 
 def ranges(

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from support.brokers import Broker
+from support.brokers import PROPERTIES, Broker, started
+from support.letters import committed, header
 from support.pipelines import Output
 
 from gateway.config import loads
 from gateway.config.pipelines import Pipelines
+from gateway.kafka.local import LocalKafka
 from gateway.pipeline import query
 from gateway.pipeline.place import ready
 from gateway.pipeline.session import of_job
@@ -25,24 +27,9 @@ BEGIN = 1_800_000_000_000  # ms
 @pytest.mark.needs("java17")
 def test_what_is_late_undecodable_or_gone_is_told_once(kafka: Broker, spark: Any, tmp_path: Path):
     clicks, to = kafka.topic(), kafka.topic()
-    settings = loads(
-        json.dumps(
-            {
-                "kafka": {"servers": [kafka.servers]},
-                "pipelines": {
-                    "checkpoints": str(tmp_path),
-                    "jobs": [_job(clicks, to)],
-                },
-            }
-        )
-    )
-    assert isinstance(settings.pipelines, Pipelines)
-    job = settings.pipelines.jobs[0]
 
     def run() -> None:
-        place = ready(str(tmp_path), job, spark)
-        started = query.start(of_job(spark, profiles.of(job)), job, settings, place)
-        assert started.awaitTermination(120)
+        _run(spark, tmp_path, {"servers": [kafka.servers]}, _job(clicks, to))
 
     _produce(kafka, clicks, [_click(second) for second in (1, 30, 60)])
     run()
@@ -67,8 +54,83 @@ def test_what_is_late_undecodable_or_gone_is_told_once(kafka: Broker, spark: Any
             "to": 17,
             "reason": "retention",
             "job": "visits",
+            "input": "from",
         }
     ]
+
+
+@pytest.mark.needs("java17")
+def test_both_sides_of_a_join_tell_their_own_records_of_one_topic(
+    kafka: Broker, spark: Any, tmp_path: Path
+):
+    """What the right side left out was taken for told, as the left side had told of the batch."""
+    events, to = kafka.topic(), kafka.topic()
+
+    def side(time: str) -> dict[str, Any]:
+        fields = {"fields": {"order": "string", time: "timestamp_ms"}}
+        return {"topic": events, "time": time, "value": fields}
+
+    job = {
+        **{"name": "paid", "type": "join", "trigger": "available-now", "to": {"topic": to}},
+        **{"left": side("at"), "right": side("paid"), "on": {"order": "order"}, "after": "1h"},
+        "select": {"order": "left.order", "at": "left.at"},
+    }
+    values = [{"order": "1", "at": BEGIN}, {"order": "1", "paid": BEGIN}, {"order": "1"}]
+    _produce(kafka, events, [json.dumps(each).encode() for each in values])
+    _run(spark, tmp_path, {"servers": [kafka.servers]}, job)
+    _produce(kafka, events, [json.dumps({"order": "2", "at": BEGIN, "paid": BEGIN}).encode()])
+    _run(spark, tmp_path, {"servers": [kafka.servers]}, job)
+    found = committed(kafka, f"{events}.dlq")
+    kafka.admin.delete_topic(f"{events}.dlq")
+    told = [(header(each, "X-Origin-Input"), json.loads(each.value())) for each in found]
+    left = [(b"left", each) for each in (values[1], values[2])]
+    right = [(b"right", each) for each in (values[0], values[2])]
+    assert sorted(told, key=str) == sorted([*left, *right], key=str)
+
+
+@pytest.mark.needs("java17")
+def test_two_clusters_with_a_topic_of_one_name_are_told_apart(
+    kafka: Broker, spark: Any, tmp_path: Path
+):
+    """One cluster's position was held against the other's log start, a gap that there was not;
+    then the one was read up to the other's end, for ever."""
+    topic, to = kafka.topic(), kafka.topic()
+    value = {"fields": {"n": "bigint"}}
+    job = {
+        **{"name": "both", "type": "query", "trigger": "available-now"},
+        "tables": {each: {"topic": topic, "kafka": each, "value": value} for each in ("eu", "us")},
+        "sql": "SELECT n FROM us UNION ALL SELECT n FROM eu",
+        "to": {"topic": to, "kafka": "eu"},
+    }
+    with started(LocalKafka(properties=PROPERTIES)) as other:
+        us = Broker(other.bootstrap, other)
+        us.create_topic(topic)
+        clusters = {"eu": {"servers": kafka.bootstrap}, "us": {"servers": us.bootstrap}}
+        _produce(us, topic, [b'{"n": 0}'] * 30)
+        us.admin.delete_records(topic, {0: 30})
+        for number in range(2):
+            _produce(kafka, topic, [b'{"n": %d}' % number, b"eu"])
+            _produce(us, topic, [b'{"n": %d}' % (number + 10), b"us"])
+            _run(spark, tmp_path, clusters, job)
+        _produce(kafka, topic, [b'{"n": 2}'])
+        _run(spark, tmp_path, clusters, job)
+    rows = sorted(json.loads(value or b"")["n"] for value in _told(kafka, to))
+    letters = committed(kafka, f"{topic}.dlq")
+    kafka.admin.delete_topic(f"{topic}.dlq")
+    assert rows == [0, 1, 2, 10, 11]
+    assert _told(kafka, f"{to}.gaps") == []
+    told = sorted((header(each, "X-Origin-Input"), each.value()) for each in letters)
+    assert told == [(b"eu", b"eu")] * 2 + [(b"us", b"us")] * 2
+
+
+def _run(spark: Any, root: Path, clusters: dict[str, Any], settings: dict[str, Any]) -> None:
+    """To the end of what there is."""
+    pipelines = {"checkpoints": str(root), "jobs": [settings]}
+    loaded = loads(json.dumps({"kafka": clusters, "pipelines": pipelines}))
+    assert isinstance(loaded.pipelines, Pipelines)
+    job = loaded.pipelines.jobs[0]
+    place = ready(str(root), job, spark)
+    assert query.start(of_job(spark, profiles.of(job)), job, loaded, place).awaitTermination(120)
 
 
 def _job(clicks: str, to: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from gateway.config import Kafka, Settings
 from gateway.config.pipeline import Input, Output
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint import Batch
+from gateway.pipeline.checkpoint import Batch, Sources
 from gateway.pipeline.exactly_once import beside as module
 from gateway.pipeline.exactly_once.beside import EVERY, Beside
 
@@ -62,6 +62,7 @@ class Process:
             Output(topic="out"),
             Settings(kafka=Kafka(servers=["localhost:9092"])),
             Held(first),  # type: ignore[arg-type]
+            sources=Sources(("from",), ("from",)),
             late={"from": lambda rows, held: rows},
             counted=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
             clock=lambda: self.now,

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import json
-import uuid
 
 from confluent_kafka import Producer
 from support.brokers import Broker
 from support.pipelines import Output
 
 from gateway.pipeline.exactly_once.gaps import Gap, Gaps, lacking
-from gateway.pipeline.exactly_once.ledger import opened
+from gateway.pipeline.exactly_once.ledger import Ledger, opened
 
 A, B = ("orders", 0), ("orders", 1)
 
@@ -30,8 +29,13 @@ def test_a_partition_that_is_gone_is_no_gap():
     assert lacking({A: 100}, {}, {}) == []
 
 
+def _looker(name: str, gaps: str, ledger: Ledger) -> Gaps:
+    return Gaps("job", "query", name, gaps, ledger, read=ledger.client, timeout=10.0)
+
+
 def test_a_gap_is_found_and_told_once_by_whoever_looks(kafka: Broker):
-    """Two lookers, as before and after a restart: the second finds it told."""
+    """Two lookers, as before and after a restart: the second finds it told. The other side of a
+    join reads the same topic from another place: what it lacks was taken for told, too."""
     orders, to, gaps = kafka.topic(), kafka.topic(), kafka.topic()
     producer = Producer({"bootstrap.servers": kafka.servers})
     for number in range(200):
@@ -40,25 +44,26 @@ def test_a_gap_is_found_and_told_once_by_whoever_looks(kafka: Broker):
     kafka.admin.delete_records(orders, {0: 150})
     client = {"bootstrap.servers": kafka.servers}
     ledger = opened(to, 2, 10.0, client)
-    query = uuid.uuid4().hex
-    lookers = [Gaps("job", query, gaps, ledger, read=client, timeout=10.0) for _ in range(2)]
+    lookers = [_looker(name, gaps, ledger) for name in ("left", "left", "right")]
     try:
         assert lookers[0].check({(orders, 0): 100}) == [Gap(orders, 0, 100, 150)]
         assert lookers[1].check({(orders, 0): 100}) == []
         assert lookers[1].check({(orders, 0): 180}) == []
         kafka.admin.delete_records(orders, {0: 190})
         assert lookers[1].check({(orders, 0): 180}) == [Gap(orders, 0, 180, 190)]
+        assert lookers[2].check({(orders, 0): 185}) == [Gap(orders, 0, 185, 190)]
     finally:
         for each in lookers:
             each.close()
         kafka.admin.delete_topic(ledger.topic)
     output = Output(kafka.bootstrap, gaps, 1)
     told = sorted(
-        (json.loads(value or b"") for _, value in output.committed()), key=lambda each: each["to"]
+        (json.loads(value or b"") for _, value in output.committed()), key=lambda each: each["from"]
     )
     output.close()
-    assert [(each["from"], each["to"], each["reason"]) for each in told] == [
-        (100, 150, "retention"),
-        (180, 190, "retention"),
+    assert [(each["from"], each["to"], each["reason"], each["input"]) for each in told] == [
+        (100, 150, "retention", "left"),
+        (180, 190, "retention", "left"),
+        (185, 190, "retention", "right"),
     ]
     assert told[0]["topic"] == orders and told[0]["job"] == "job"

@@ -37,7 +37,7 @@ def test_a_letter_is_the_record_as_it_was_and_says_where_and_why(spark: Any):
         (None, bytearray(b"w"), "orders", 0, 7, NOON, None),
     ]
     raw = spark.createDataFrame(rows, RAW)
-    first, second = letters(raw, F.lit("no JSON")).collect()
+    first, second = letters(raw, F.lit("no JSON"), "left").collect()
     assert (bytes(first.key), bytes(first.value), second.key) == (b"k", b"v", None)
     assert [(each.key, bytes(each.value)) for each in first.headers] == [
         ("own", b"h"),
@@ -45,9 +45,10 @@ def test_a_letter_is_the_record_as_it_was_and_says_where_and_why(spark: Any):
         ("X-Origin-Partition", b"3"),
         ("X-Origin-Offset", b"42"),
         ("X-Origin-Timestamp", b"1767268800000"),
+        ("X-Origin-Input", b"left"),
         ("X-Reason", b"no JSON"),
     ]
-    assert len(second.headers) == 5
+    assert len(second.headers) == 6
 
 
 @pytest.mark.needs("java17")
@@ -56,7 +57,7 @@ def test_only_the_records_of_late_rows_are_sent_each_with_what_it_was_held_again
     raw = spark.createDataFrame(rows, RAW)
     places = "_topic string, _partition int, _offset bigint, _held timestamp"
     told = [("orders", 0, 1, NOON), ("orders", 0, 3, ONE), ("orders", 0, 3, ONE)]
-    found = late_letters(raw, spark.createDataFrame(told, places)).collect()
+    found = late_letters(raw, spark.createDataFrame(told, places), "from").collect()
     said = {int(row.headers[2].value): bytes(row.headers[-1].value) for row in found}
     assert len(found) == 2
     assert said == {
