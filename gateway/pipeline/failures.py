@@ -7,9 +7,62 @@ Python function the cause is the last line of a trace within a message.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gateway.errors import PipelineError, PipelineUnavailable
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaException
+
+# Errors that another try meets again, by librdkafka's names and Java's, and what to do. All others
+# of librdkafka may pass, and those of Java and Spark that `_RETRIED` has.
+_FINAL: Mapping[tuple[str, ...], str] = {
+    (
+        "MSG_SIZE_TOO_LARGE",
+        "INVALID_MSG_SIZE",
+        "RecordTooLargeException",
+        "RecordBatchTooLargeException",
+    ): "raise max.message.bytes of the topic, or make its rows smaller",
+    ("INVALID_RECORD", "InvalidRecordException"): (
+        "a compacted topic takes no row without a key: set to.key"
+    ),
+    ("POLICY_VIOLATION", "PolicyViolationException"): "the cluster's policy must allow it",
+    ("TOPIC_AUTHORIZATION_FAILED", "TopicAuthorizationException"): (
+        "allow the job's user to read its inputs, to read and write its output, and to read and "
+        "write <output>.ledger, .gaps and .dlq"
+    ),
+    ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", "TransactionalIdAuthorizationException"): (
+        "allow the job's user to write by any transactional id"
+    ),
+    ("CLUSTER_AUTHORIZATION_FAILED", "ClusterAuthorizationException"): (
+        "allow the job's user to make topics, or make them yourself"
+    ),
+    ("GROUP_AUTHORIZATION_FAILED", "GroupAuthorizationException"): (
+        "allow the job's user to read with any group"
+    ),
+    (
+        "SASL_AUTHENTICATION_FAILED",
+        "UNSUPPORTED_SASL_MECHANISM",
+        "_AUTHENTICATION",
+        "SaslAuthenticationException",
+        "SslAuthenticationException",
+        "UnsupportedSaslMechanismException",
+    ): "correct kafka.security",
+    ("INVALID_TRANSACTION_TIMEOUT", "InvalidTxnTimeoutException"): (
+        "lower transactionTimeout, or raise the broker's transaction.max.timeout.ms"
+    ),
+    ("TOPIC_EXCEPTION", "InvalidTopicException"): "correct the topic's name",
+    (
+        "UNSUPPORTED_VERSION",
+        "UNSUPPORTED_FOR_MESSAGE_FORMAT",
+        "_UNSUPPORTED_FEATURE",
+        "UnsupportedVersionException",
+        "UnsupportedForMessageFormatException",
+    ): "it needs a newer Kafka",
+}
+_ADVICE = {name: advice for names, advice in _FINAL.items() for name in names}
+_KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)")
 _RETRIED = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|"
     r"NotLeaderOr\w+|LeaderNotAvailable|CoordinatorNotAvailable|CoordinatorLoadInProgress|"
@@ -19,8 +72,7 @@ _RETRIED = re.compile(
     r"_TIMED_OUT_QUEUE|REQUEST_TIMED_OUT|COORDINATOR_\w+|NOT_COORDINATOR|LEADER_NOT_AVAILABLE|"
     r"NOT_LEADER\w*|NOT_ENOUGH_REPLICAS\w*|CONCURRENT_TRANSACTIONS|PRODUCER_FENCED|"
     r"INVALID_PRODUCER_EPOCH)\b"
-    r"|\b(RegistryUnavailable|BrokerUnavailable):"
-    r"|is finished by the next start"
+    r"|\b(RegistryUnavailable|BrokerUnavailable|PipelineUnavailable|Interrupted):"
     r"|Failed to (?:create new|construct) Kafka\w*"
 )
 _TRACED = re.compile(r"Traceback \(most recent call last\)")
@@ -50,8 +102,21 @@ class Cause(NamedTuple):
 def of(chain: Sequence[Cause]) -> Failure:
     """Of a chain of causes, the outermost first."""
     texts = [f"{each.kind}: {each.message}" for each in chain]
-    transient = any(_RETRIED.search(text) for text in texts)
-    return Failure(_reason(chain), transient)
+    names = [name for text in texts for found in _KAFKA.findall(text) for name in found]
+    if advice := next((_ADVICE[name] for name in names if name in _ADVICE), None):
+        return Failure(_short(f"{_reason(chain)}; {advice}"), False)
+    return Failure(_reason(chain), any(_RETRIED.search(text) for text in texts))
+
+
+def of_kafka(what: str, error: KafkaException) -> PipelineError:
+    """Return what to raise where Kafka did not do something: `what` and why.
+
+    That is PipelineUnavailable where another try may help; else the message says what to do.
+    """
+    cause = error.args[0]
+    if advice := _ADVICE.get(cause.name()):
+        return PipelineError(f"{what}: {cause.str()}; {advice}")
+    return PipelineUnavailable(f"{what}: {cause.str()}")
 
 
 def chain(query: Any) -> list[Cause]:

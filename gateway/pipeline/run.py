@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from gateway.config.pipeline import Job
-from gateway.errors import CheckpointRefused, GatewayError, PipelineError
+from gateway.errors import CheckpointRefused, GatewayError, PipelineError, PipelineUnavailable
 from gateway.telemetry.about import about
 
 from . import failures
@@ -113,5 +113,5 @@ def failure_of(error: Exception) -> Failure:
         known = f"{type(error).__name__}: {error}"
         return Failure(str(error), failures.of([Cause("", known)]).transient)
     if isinstance(error, PipelineError):
-        return Failure(str(error), "does not answer" in str(error))
+        return Failure(str(error), isinstance(error, PipelineUnavailable))
     return failures.of(failures.causes(error))

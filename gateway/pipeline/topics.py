@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gateway.config import Kafka
-from gateway.errors import PipelineError
+from gateway.errors import PipelineUnavailable
 
 from .connect import client, servers
+from .failures import of_kafka
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 10.0  # s
+MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default
 
 
 def present(kafka: Kafka, within: float = PATIENCE) -> dict[str, int]:
@@ -22,34 +24,68 @@ def present(kafka: Kafka, within: float = PATIENCE) -> dict[str, int]:
     from confluent_kafka import KafkaException
 
     try:
-        told = _admin(kafka).list_topics(timeout=within)
+        told = _admin(client(kafka)).list_topics(timeout=within)
     except KafkaException as error:
-        why = error.args[0].str()
-        raise PipelineError(f"Kafka at {servers(kafka)} does not answer: {why}") from error
+        raise of_kafka(f"Kafka at {servers(kafka)} does not answer", error) from error
     return {name: len(each.partitions) for name, each in told.topics.items() if not each.error}
 
 
 def ensure(kafka: Kafka, name: str, partitions: int | None, known: Collection[str]) -> None:
     """Make a topic, unless it is known. Raises PipelineError."""
-    if name in known:
-        return
+    if name not in known:
+        create(client(kafka), name, partitions)
+
+
+def create(options: Mapping[str, Any], name: str, partitions: int | None = None) -> None:
+    """Make a topic, unless it is there.
+
+    Args:
+        options: librdkafka's properties of the cluster.
+        name: Of the topic.
+        partitions: None for as many as the cluster's default.
+
+    Raises:
+        PipelineUnavailable: It cannot be made now, as where a broker is restarting.
+        PipelineError: It cannot be made.
+    """
     from confluent_kafka import KafkaError, KafkaException
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # it is there
 
     wanted = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1)
-    admin = _admin(kafka)  # held: one that is let go ends what it was asked
+    admin = _admin(options)  # held: one that is let go ends what it was asked
     try:
         admin.create_topics([wanted])[name].result(PATIENCE)
         log.info("topic %s is made", name)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            why = error.args[0].str()
-            raise PipelineError(f"topic {name} cannot be made: {why}; make it yourself") from error
+            raise of_kafka(f"topic {name} cannot be made", error) from error
 
 
-def _admin(kafka: Kafka) -> Any:
+def max_message_bytes(options: Mapping[str, Any], name: str) -> int:
+    """Return the size of the largest batch that a topic takes; Kafka's default where it is not
+    told.
+
+    Raises:
+        PipelineError: As of `create`.
+    """
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+    admin = _admin(options)
+    asked = ConfigResource(ResourceType.TOPIC, name)
+    try:
+        found = admin.describe_configs([asked], request_timeout=PATIENCE)[asked].result(PATIENCE)
+        return int(found["max.message.bytes"].value)
+    except KafkaException as error:
+        refused = of_kafka(f"the settings of topic {name} cannot be read", error)
+        if isinstance(refused, PipelineUnavailable):
+            raise refused from error
+        return MAX_MESSAGE_BYTES
+
+
+def _admin(options: Mapping[str, Any]) -> Any:
     from confluent_kafka.admin import AdminClient
 
     quiet = {"log_level": 2, "logger": logging.getLogger(f"{__name__}.librdkafka")}
-    options: dict[str, Any] = {**client(kafka), **quiet}
-    return AdminClient(options)
+    merged: dict[str, Any] = {**options, **quiet}
+    return AdminClient(merged)

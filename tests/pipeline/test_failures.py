@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from gateway.pipeline.failures import LONGEST, Cause, explain, of
+from gateway.errors import PipelineUnavailable
+from gateway.pipeline.failures import LONGEST, Cause, explain, of, of_kafka
 
 STREAM = Cause(
     "org.apache.spark.sql.streaming.StreamingQueryException",
@@ -30,8 +32,9 @@ def test_of_a_python_function_the_last_line_of_the_trace():
 
 def test_our_own_errors_say_enough_by_themselves():
     said = "batch 3 could not be committed to out: _TIMED_OUT; it is finished by the next start"
-    raised = Cause("py4j.Py4JException", f"{PYTHON}gateway.errors.PipelineError: {said}\n")
-    assert of([STREAM, raised]) == (said, True)
+    for name, transient in (("PipelineUnavailable", True), ("PipelineError", False)):
+        raised = Cause("py4j.Py4JException", f"{PYTHON}gateway.errors.{name}: {said}\n")
+        assert of([STREAM, raised]) == (said, transient)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,31 @@ def test_our_own_errors_say_enough_by_themselves():
 )
 def test_what_may_pass_is_tried_again_and_data_is_not(kind, message, transient):
     assert of([STREAM, Cause(kind, message)]).transient is transient
+
+
+def test_what_is_final_says_what_to_do_also_where_its_wrapper_may_pass():
+    """A client that cannot be made was tried again for ever where its user is not let in."""
+    outer = Cause("org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient")
+    inner = Cause("org.apache.kafka.common.errors.SaslAuthenticationException", "no such user")
+    said = "SaslAuthenticationException: no such user; correct kafka.security"
+    assert of([STREAM, outer, inner]) == (said, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "transient"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, False),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
+        (KafkaError.INVALID_REPLICATION_FACTOR, True),  # while a broker restarts
+        (KafkaError._TRANSPORT, True),
+        (KafkaError._FENCED, True),
+    ],
+)
+def test_an_error_of_kafkas_is_final_or_worth_another_try(code: int, transient: bool):
+    error = of_kafka("topic out cannot be made", KafkaException(KafkaError(code, "why")))
+    assert isinstance(error, PipelineUnavailable) is transient
+    assert str(error).startswith("topic out cannot be made: why")
+    assert ("; " in str(error)) is not transient  # what to do
 
 
 def test_a_reason_is_never_pages():

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gateway.config.pipelines import Sessions
-from gateway.errors import CheckpointRefused, PipelineError
+from gateway.errors import CheckpointRefused, PipelineUnavailable
 from gateway.pipeline import failures, runner
 from gateway.pipeline.failures import Cause
 from gateway.pipeline.run import STEADY, Run
@@ -111,7 +111,10 @@ def test_wrong_data_ends_the_job_with_its_reason(world, run):
 
 
 def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_for(world, run):
-    world.raises = [PipelineError("Kafka at x:1 does not answer: no"), CheckpointRefused("other")]
+    world.raises = [
+        PipelineUnavailable("Kafka at x:1 does not answer: no"),
+        CheckpointRefused("other"),
+    ]
     run.look()
     assert run.waits
     world.now += 1

@@ -20,10 +20,9 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
 
-from gateway.errors import PipelineError
-
+from ..failures import of_kafka
 from .ledger import Ledger, log_starts
-from .producers import Interrupted, Transactional
+from .producers import Transactional
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +87,11 @@ class Gaps:
         self._consumer = Consumer({**read, "group.id": "gateway-gaps", "enable.auto.commit": False})
 
     def check(self, following: Offsets) -> list[Gap]:
-        """Those that were found now, and told. Raises PipelineError: Kafka does not answer."""
+        """Return those that were found now, and told.
+
+        Raises:
+            PipelineError: Kafka does not answer, or refuses.
+        """
         try:
             starts = log_starts(self._consumer, following)
             if not lacking(following, starts, {}):
@@ -101,8 +104,8 @@ class Gaps:
             if gaps:
                 self._ensure()
                 self._tell(producer, gaps)
-        except (KafkaException, Interrupted) as error:
-            raise PipelineError(f"gaps of {self._job} cannot be looked for: {error}") from error
+        except KafkaException as error:
+            raise of_kafka(f"gaps of {self._job} cannot be looked for", error) from error
         return gaps
 
     def close(self) -> None:

@@ -27,7 +27,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from gateway.errors import PipelineError
+from gateway.errors import PipelineUnavailable
+from gateway.pipeline.failures import of_kafka
 
 from .plan import Entry, Plan
 
@@ -135,7 +136,7 @@ class _Reader:
         while log_range(self._committed, where)[1] < end:
             if time.monotonic() > deadline:
                 what = f"a transaction stays open on {where.topic}, partition {where.partition}"
-                raise PipelineError(f"{what}; see `kafka-transactions.sh list` for its owner")
+                raise PipelineUnavailable(f"{what}; see `kafka-transactions.sh list` for its owner")
             time.sleep(0.02)
         return start, end
 
@@ -252,7 +253,7 @@ def opened(output: str, writers: int, timeout: float, client: Mapping[str, Any])
             _make(admin, topic, 1 + max(SPREAD, writers))
         count = _partitions(admin, topic)
     except KafkaException as error:
-        raise PipelineError(f"the ledger {topic} is out of reach: {error}") from error
+        raise of_kafka(f"the ledger {topic} is out of reach", error) from error
     return Ledger(topic, dict(client), count, timeout + PATIENCE)
 
 
@@ -273,7 +274,8 @@ def _partitions(admin: Any, topic: str) -> int:
         if found.error is None and all(each.leader >= 0 for each in found.partitions.values()):
             return len(found.partitions)
         if time.monotonic() > deadline:
-            raise PipelineError(f"the ledger {topic} has no leader for 30 s; look after its broker")
+            what = f"the ledger {topic} has no leader for 30 s"
+            raise PipelineUnavailable(f"{what}; look after its broker")
         time.sleep(0.05)
 
 

@@ -18,12 +18,23 @@ from typing import Any, NoReturn
 
 from confluent_kafka import KafkaException, Producer
 
-from gateway.errors import PipelineError
+from gateway.errors import PipelineError, PipelineUnavailable
+from gateway.pipeline.failures import of_kafka
+from gateway.pipeline.topics import MAX_MESSAGE_BYTES
+
+from .letters import FRAME
 
 MARK = "[transaction]"  # what the driver knows an error by that is worth another try
 
 
-class Interrupted(PipelineError):
+LARGEST_BATCH = 1_000_000  # bytes
+
+
+class WriteRefused(PipelineError):
+    """Kafka refuses what is written, now and at every other try; nothing of it was committed."""
+
+
+class Interrupted(PipelineUnavailable):
     """A transaction did not come to its end; who runs it again finds out if it was committed."""
 
     def __init__(self, identity: str, error: object) -> None:
@@ -67,18 +78,24 @@ class Transactional:
     """One transactional id. Making it fences whoever had that id, and ends what they left open.
 
     topic: one that is there, to be asked for. timeout: s; Kafka gives up a transaction that is
-    open for longer. Raises Interrupted, here and below: nothing was written, or it is unknown
-    whether it was; this one is of no more use. Raises PipelineError for settings that Kafka's
-    client refuses.
+    open for longer. limit: bytes of a batch, that the topics which are written take. Raises
+    Interrupted, here and below: nothing was written, or it is unknown whether it was; this one is
+    of no more use. Raises WriteRefused where another try would not help, and PipelineError for
+    settings that Kafka's client refuses.
     """
 
     def __init__(
-        self, identity: str, client: Mapping[str, Any], topic: str, timeout: float
+        self,
+        identity: str,
+        client: Mapping[str, Any],
+        topic: str,
+        timeout: float,
+        limit: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.identity = identity
         self._timeout = timeout
         try:
-            self._producer = Producer({**client, **_options(identity, timeout)})
+            self._producer = Producer({**client, **_options(identity, timeout, limit)})
         except KafkaException as error:  # of its settings, which another try would not change
             raise PipelineError(f"Kafka's client does not take its settings: {error}") from None
         try:
@@ -170,10 +187,14 @@ class Transactional:
     def _interrupted(self, error: object) -> NoReturn:
         drop(self.identity)
         self._producer.purge()
+        if isinstance(error, KafkaException):
+            refused = of_kafka(f"rows of {self.identity} are refused", error)
+            if not isinstance(refused, PipelineUnavailable):
+                raise WriteRefused(str(refused)) from None
         raise Interrupted(self.identity, error) from None
 
 
-def _options(identity: str, timeout: float) -> dict[str, Any]:
+def _options(identity: str, timeout: float, limit: int) -> dict[str, Any]:
     """A frozen broker is noticed after 6 s, or with the transaction; a record has as long as that.
     librdkafka refuses a socket that waits longer than its transaction."""
     whole = int(timeout * 1000)
@@ -188,6 +209,8 @@ def _options(identity: str, timeout: float) -> dict[str, Any]:
         "reconnect.backoff.max.ms": 1000,
         "partitioner": "murmur2_random",  # as Spark's sink, and every Java producer
         "compression.type": "lz4",
+        "message.max.bytes": max(1000, limit),
+        "batch.size": min(LARGEST_BATCH, max(1, limit - FRAME)),
         "linger.ms": 20,
         "batch.num.messages": 100_000,
         "queue.buffering.max.messages": 500_000,

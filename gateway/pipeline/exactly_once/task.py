@@ -6,22 +6,26 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from confluent_kafka import KafkaException
 
 from gateway.errors import CheckpointRefused, PipelineError
 
-from . import producers
+from .. import topics
+from . import letters, producers
 from .ledger import Ledger, writer_key
 from .plan import Plan, Superseded, current, due
-from .producers import Interrupted, Transactional
+from .producers import Interrupted, Transactional, WriteRefused
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OUTCOME = "writer bigint, process string, rows bigint, written boolean, seconds double"
-"""seconds: with Kafka, on the clock; without those in which the rows were waited for."""
+OUTCOME = (
+    "writer bigint, process string, rows bigint, written boolean, seconds double, large bigint"
+)
+"""seconds: with Kafka, on the clock; without those in which the rows were waited for. large: rows
+that became dead letters, as their topic takes none of their size."""
 
 
 class Outcome(NamedTuple):
@@ -32,13 +36,15 @@ class Outcome(NamedTuple):
     rows: int
     written: bool
     seconds: float
+    large: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """Called by Spark with the Arrow batches of a partition; its number is the writer's.
 
-    topic: of rows that name none. served: which process had which writer last, and committed.
+    topic: of rows that name none. limit: bytes of a row that it takes; dead: the topic for those
+    that are larger. served: which process had which writer last, and committed.
     timeout: s, of transactions. An instance of an importable class is pickled by its name, so the
     producers that its module keeps are found again.
     """
@@ -51,6 +57,8 @@ class Task:
     mark: str
     timeout: float
     served: Mapping[int, str]
+    limit: int
+    dead: str
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of `OUTCOME`. Raises Interrupted, Superseded, CheckpointRefused."""
@@ -73,21 +81,25 @@ class Task:
             return Outcome(writer, "", head.num_rows + rest, False, 0.0)
         producer.begin()
         spent = time.monotonic() - began
-        rows = 0
+        rows = large = 0
         try:
             for batch in chain((head,), filled):
                 began = time.monotonic()
-                rows += self._rows(producer, batch)
+                kept, found = self._fitting(batch)
+                self._rows(producer, kept)
+                self._bury(producer, found)
+                rows += batch.num_rows
+                large += found.num_rows
                 spent += time.monotonic() - began
             began = time.monotonic()
             self._commit(producer, writer)
-        except Interrupted:
+        except (Interrupted, WriteRefused):
             raise
         except BaseException:  # a task that is cancelled, rows that cannot be computed
             producer.abort()
             raise
         spent += time.monotonic() - began
-        return Outcome(writer, producers.process(), rows, True, spent)
+        return Outcome(writer, producers.process(), rows, True, spent, large)
 
     def _producer(self, writer: int) -> Transactional | None:
         """Ready for this epoch; None where it has been written.
@@ -99,7 +111,7 @@ class Task:
         mine = self.served.get(writer) == producers.process()
         if mine and (found := producers.kept(identity, client, self.plan.generation)):
             return found
-        made = Transactional(identity, client, self.ledger.topic, self.timeout)
+        made = Transactional(identity, client, self.ledger.topic, self.timeout, self.limit)
         try:
             plan, entry = self.ledger.standing(self.query, writer)
         except KafkaException as error:
@@ -110,28 +122,40 @@ class Task:
         producers.keep(made, client, self.plan.generation)
         return made
 
-    def _rows(self, producer: Transactional, batch: pa.RecordBatch) -> int:
+    def _fitting(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The rows that their topic takes, and those that are too large for it."""
+        if batch.nbytes <= self.limit:
+            return batch, batch.slice(0, 0)
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        large = pa.array([letters.size_of(each) > self.limit for each in batch.to_pylist()])
+        return batch.filter(pc.invert(large)), batch.filter(large)
+
+    def _bury(self, producer: Transactional, batch: pa.RecordBatch) -> None:
+        if not batch.num_rows:
+            return
+        topics.create(self.ledger.client, self.dead)
+        made = [letters.of_large(self.topic, row, self.limit) for row in batch.to_pylist()]
+        producer.rows([self.dead] * len(made), *map(list, zip(*made, strict=True)))
+
+    def _rows(self, producer: Transactional, batch: pa.RecordBatch) -> None:
         names = batch.schema.names
         # as bytes: a text of Spark's may be no UTF-8, such as a key that was cast
         keys, values = (batch.column(each).cast("binary").to_pylist() for each in ("key", "value"))
         if "headers" not in names and "topic" not in names:
             producer.plain(self.topic, keys, values)
-            return len(values)
-        topics = batch.column("topic").to_pylist() if "topic" in names else [None] * len(values)
+            return
+        places = batch.column("topic").to_pylist() if "topic" in names else [None] * len(values)
         tags = batch.column("headers").to_pylist() if "headers" in names else [None] * len(values)
-        named = [topic or self.topic for topic in topics]
-        producer.rows(named, keys, values, [_headers(each) for each in tags])
-        return len(values)
+        named = [topic or self.topic for topic in places]
+        producer.rows(named, keys, values, [letters.headers_of(each) for each in tags])
 
     def _commit(self, producer: Transactional, writer: int) -> None:
         key, place = writer_key(self.query, writer), self.ledger.place(writer)
         entry = {"epoch": self.epoch, "writers": self.plan.writers, "mark": self.mark}
         producer.entry(self.ledger.topic, place, key, entry)
         producer.commit()
-
-
-def _headers(found: Iterable[Mapping[str, Any]] | None) -> list[tuple[str, bytes | None]]:
-    return [(each["key"], each["value"]) for each in found or ()]
 
 
 def _row(outcome: Outcome) -> pa.RecordBatch:
@@ -150,4 +174,7 @@ def refusal(text: str) -> PipelineError | None:
         _, found, message = line.partition(f"{Superseded.__name__}: ")
         if found:
             return PipelineError(f"{message.strip()}; another process runs this job, end one")
+        _, found, message = line.partition(f"{WriteRefused.__name__}: ")
+        if found:
+            return PipelineError(message.strip())
     return None

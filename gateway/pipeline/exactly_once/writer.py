@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import KafkaException
 
 from gateway.config.pipeline import Output
-from gateway.errors import PipelineError
+from gateway.errors import PipelineUnavailable
 
 from .. import progress
+from ..failures import of_kafka
+from ..topics import max_message_bytes
 from .ledger import Ledger, opened
 from .plan import Change, Entry, Plan, Superseded, verify
-from .producers import MARK, Interrupted, Transactional
+from .producers import MARK, Transactional
 from .task import OUTCOME, Task, refusal
 
 if TYPE_CHECKING:
@@ -100,13 +102,15 @@ class Writer:
         text = f"{type(error).__name__}: {error}"
         if refused := refusal(text):
             raise refused from None
-        if MARK not in text and not isinstance(error, (KafkaException, Interrupted)):
+        if isinstance(error, KafkaException):
+            error = of_kafka(f"batch {epoch} cannot be written", error)
+        if MARK not in text and not isinstance(error, PipelineUnavailable):
             raise error
         said = next((line for line in text.splitlines() if MARK in line), text)
         cause = said[max(0, said.find(MARK)) :]
         if last:
             what = f"batch {epoch} could not be committed to {self._output.topic}: {cause}"
-            raise PipelineError(f"{what}; it is finished by the next start") from None
+            raise PipelineUnavailable(f"{what}; it is finished by the next start") from None
         log.warning("batch %d of %s is written again: %s", epoch, self._query, cause)
 
     def _once(self, rows: DataFrame, epoch: int) -> int:
@@ -120,6 +124,8 @@ class Writer:
             mark=self._checkpoint.mark(epoch),
             timeout=self._output.transaction_timeout,
             served=dict(self._served),
+            limit=self._limit,
+            dead=self._dead,
         )
         # By the hash of the key, not by where rows are: that depends on how a batch was cut into
         # tasks. The shuffle costs 0.2 s for 250,000 rows, of 4 s in all.
@@ -127,7 +133,20 @@ class Writer:
         done = rows.repartition(plan.writers, key).mapInArrow(task, OUTCOME).collect()
         self._served = {each.writer: each.process for each in done if each.process}
         progress.note(self._query, epoch, sink=max((each.seconds for each in done), default=0.0))
+        if large := sum(each.large for each in done):
+            what = "%d rows of batch %d are too large for topic %s: they are in %s"
+            log.warning(what, large, epoch, self._output.topic, self._dead)
         return sum(each.rows for each in done if each.written)
+
+    @cached_property
+    def _limit(self) -> int:
+        return max_message_bytes(self._client, self._output.topic)
+
+    @property
+    def _dead(self) -> str:
+        """What is too large for dead letters themselves is cut there."""
+        topic = self._output.topic
+        return topic if topic.endswith((".dlq", ".late")) else f"{topic}.dlq"
 
     @cached_property
     def ledger(self) -> Ledger:

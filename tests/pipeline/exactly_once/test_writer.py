@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from support.brokers import Broker
-from support.letters import committed
+from support.letters import committed, header
 
 from gateway.config.pipeline import Output
-from gateway.errors import CheckpointRefused, PipelineError
+from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import Writer
 from gateway.pipeline.exactly_once.ledger import Ledger, opened, topic_of, writer_key
@@ -120,3 +120,48 @@ def test_a_refused_batch_is_written_by_no_writer_and_of_two_processes_the_later_
         right(rows("b", "c", "d"), 2)
     values = Counter(each.value() for each in committed(kafka, output.topic))
     assert values == Counter({b"a": 2, b"b": 1, b"c": 1, b"d": 1})
+
+
+@pytest.mark.needs("java17")
+def test_a_row_that_is_too_large_for_the_output_is_a_dead_letter(
+    kafka: Broker, spark: Any, query: str, tmp_path: Path
+):
+    """It was tried again for ever, and the rows beside it never came."""
+    topic = kafka.topic(configs={"max.message.bytes": "20000"})
+    rows = [(str(n), "x" * size) for n, size in enumerate([1_000, 19_000, 20_000, 2_000_000])]
+    rows += [("many", "y" * 1_000)] * 100  # more than the topic takes in one batch
+    given = spark.createDataFrame(rows, "key string, value string")
+    output = Output.model_validate({"topic": topic, "writers": WRITERS})
+    options = {"bootstrap.servers": kafka.servers}
+    write = Writer(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
+    try:
+        assert write(given, 0) == len(rows)
+        found = Counter((each.key(), len(each.value())) for each in committed(kafka, topic))
+        letters = {each.key(): each for each in committed(kafka, f"{topic}.dlq")}
+    finally:
+        for name in (topic_of(topic), f"{topic}.dlq"):
+            kafka.admin.delete_topic(name)
+    assert found == {(b"0", 1_000): 1, (b"1", 19_000): 1, (b"many", 1_000): 100}
+    assert letters.keys() == {b"2", b"3"}
+    assert header(letters[b"3"], "X-Origin-Topic") == topic.encode()
+    assert b"2,000,101 bytes" in header(letters[b"3"], "X-Reason")
+    assert set(letters[b"3"].value()) == set(b"x")
+
+
+@pytest.mark.needs("java17")
+def test_what_kafka_refuses_for_good_is_not_tried_again(
+    kafka: Broker, spark: Any, query: str, tmp_path: Path
+):
+    """Every error of Kafka was taken for one that may pass."""
+    topic = kafka.topic(configs={"cleanup.policy": "compact"})
+    output = Output.model_validate({"topic": topic, "writers": WRITERS})
+    options = {"bootstrap.servers": kafka.servers}
+    write = Writer(query, output, options, checkpoint=checkpoint(tmp_path / "held", 1))
+    rows = spark.createDataFrame([(None, "x")], "key string, value string")
+    try:
+        with pytest.raises(PipelineError, match=rf"{topic} \[0\].*set to\.key") as caught:
+            write(rows, 0)
+    finally:
+        kafka.admin.delete_topic(topic_of(topic))
+    assert not isinstance(caught.value, PipelineUnavailable)
+    assert "\n" not in str(caught.value)
