@@ -20,6 +20,7 @@ from gateway.core.record import TopicPartition
 from gateway.errors import PipelineError
 
 from .connect import client, cluster_of
+from .failures import of_kafka
 from .jobs import inputs
 from .jobs.join import key_text
 from .loads import KeyLoad, PartitionLoad, advice
@@ -194,10 +195,10 @@ def sample(
 def logs(kafka: Kafka, topic: str, wait: float = 30.0) -> dict[TopicPartition, tuple[int, int]]:
     """Begin and end of each partition's log. wait: seconds. Raises PipelineError."""
     from confluent_kafka import KafkaException
-    from confluent_kafka import admin as of_kafka
+    from confluent_kafka import admin as asking
 
     options: dict[str, Any] = client(kafka)
-    admin, specs = of_kafka.AdminClient(options), getattr(of_kafka, "OffsetSpec")  # noqa: B009
+    admin, specs = asking.AdminClient(options), getattr(asking, "OffsetSpec")  # noqa: B009
     try:
         told = admin.list_topics(topic, timeout=wait).topics[topic]
         if told.error is not None:
@@ -207,7 +208,7 @@ def logs(kafka: Kafka, topic: str, wait: float = 30.0) -> dict[TopicPartition, t
             for spec in (specs.earliest(), specs.latest())
         )
     except KafkaException as error:
-        raise PipelineError(f"topic {topic}: {error.args[0].str()}; is Kafka there?") from error
+        raise of_kafka(f"topic {topic}", error) from error
     return {tp: (start, ends[tp]) for tp, start in starts.items()}
 
 

@@ -43,6 +43,35 @@ def held(checkpoint: str, job: str) -> Iterator[None]:
         yield
 
 
+class Lease:
+    """The lease of a job that is started again where that may help: taken once, and kept.
+
+    A second lock would be refused by the first, although both are of one process.
+    """
+
+    def __init__(self, checkpoint: str, job: str) -> None:
+        self._checkpoint = checkpoint
+        self._job = job
+        self._stack = contextlib.ExitStack()
+        self._taken = False
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def take(self) -> None:
+        """Take it, unless it is taken.
+
+        Raises:
+            PipelineError: Another process has it.
+        """
+        if not self._taken:
+            self._stack.enter_context(held(self._checkpoint, self._job))
+            self._taken = True
+
+
 def fresh(files: Files, now: float | None = None) -> bool:
     """Did a batch begin or end within five minutes? now: seconds since the epoch."""
     sizes = files.sizes()

@@ -22,6 +22,20 @@ def test_one_at_a_time_holds_a_checkpoint(tmp_path: Path) -> None:
         pass
 
 
+def test_a_job_that_is_started_again_has_its_lease_already(tmp_path: Path) -> None:
+    """Each try took it anew, and was refused by the one before, of the same process."""
+    with lease.Lease(str(tmp_path), "sessions") as first:
+        first.take()
+        first.take()
+        with (
+            lease.Lease(str(tmp_path), "sessions") as other,
+            pytest.raises(PipelineError, match="end that first"),
+        ):
+            other.take()
+    with lease.Lease(str(tmp_path), "sessions") as other:
+        other.take()
+
+
 def test_a_running_job_is_not_idle(tmp_path: Path) -> None:
     paper.checkpoint(tmp_path / "sessions/v1")
     with (
