@@ -12,7 +12,7 @@ from gateway.config.pipeline import Job
 from gateway.errors import CheckpointRefused, GatewayError, PipelineError, PipelineUnavailable
 from gateway.telemetry.about import about
 
-from . import failures
+from . import failures, query
 from .failures import Cause, Failure
 from .state.repair import damaged_by
 
@@ -23,16 +23,24 @@ STEADY = 60.0  # s that a query must have run for the next wait to be the first 
 
 
 class Run:
-    """start: gives a StreamingQuery, or raises. clock: seconds of any monotonic one."""
+    """start: gives a StreamingQuery, or raises. clock: seconds of any monotonic one. finish: what
+    is left to be done once a query has ended by itself. retire: see `query.retire`."""
 
     def __init__(
-        self, job: Job, start: Callable[[], Any], clock: Callable[[], float] = time.monotonic
+        self,
+        job: Job,
+        start: Callable[[], Any],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        finish: Callable[[], None] = lambda: None,
+        retire: Callable[[Any], None] = query.retire,
     ) -> None:
         self.job = job
         self.reason: str | None = None  # why it failed for good
         self.done = False
         self.damaged = False  # did the last query end as its state could not be read?
         self._start, self._clock = start, clock
+        self._finish, self._retire = finish, retire
         self._query: Any = None
         self._due = self._began = clock()
         self._wait = FIRST
@@ -59,17 +67,22 @@ class Run:
                 # The next start mends state, or says that it cannot.
                 self._failed(failure._replace(transient=failure.transient or self.damaged))
             else:
-                self._end()
+                self._finished()
+
+    def retire(self) -> None:
+        """Begin no batch after the one under way."""
+        if self._query is not None and self.job.trigger != "realtime":
+            self._retire(self._query)
 
     def idle(self) -> bool:
         """Is no batch under way?"""
-        if self._query is None or not self._query.isActive:
+        if self._query is None or self.job.trigger == "realtime":
             return True
-        return self.job.trigger == "realtime" or not self._query.status["isTriggerActive"]
+        return not self._query.status["isTriggerActive"]
 
     def stop(self) -> None:
         """Now, whatever is under way."""
-        if self._query is not None and self._query.isActive:
+        if self._query is not None:
             self._query.stop()
         self._query = None
         self._end()
@@ -90,6 +103,14 @@ class Run:
             self.fail(str(error))
         except Exception as error:
             self._failed(failure_of(error))
+
+    def _finished(self) -> None:
+        try:
+            self._finish()
+        except Exception as error:
+            self._failed(failure_of(error))
+        else:
+            self._end()
 
     def _failed(self, failure: Failure) -> None:
         if not failure.transient:

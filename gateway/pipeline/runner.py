@@ -102,15 +102,22 @@ def _run(
     def start() -> Any:
         _outputs(settings, job)
         _inputs(settings, job)
+        taken.take()
         if not places:
-            root = f"{pipelines.checkpoints.rstrip('/')}/{job.name}"
-            made.held.enter_context(lease.held(root, job.name))
             hot = partial(_hot, spark, settings, job)
             places.append(ready(pipelines.checkpoints, job, spark, fresh=fresh, hot=hot))
         _mend(spark, settings, job, places[0], damaged=made.damaged)
         return query.start(spark, job, settings, places[0])
 
-    made = Run(job, start)
+    def finish() -> None:
+        from .exactly_once import beside
+
+        beside.finish(places[0].query)
+
+    made = Run(job, start, finish=finish)
+    taken = made.held.enter_context(
+        lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
+    )
     stack.callback(made.held.close)
     return made
 
@@ -172,9 +179,11 @@ def turns(runs: Sequence[Run], told: threading.Event) -> None:
 
 
 def end(runs: Sequence[Run], within: float = WITHIN) -> None:
-    """Each as soon as no batch of it is under way; after so many seconds all the same."""
+    """Each after the batch that is under way; after so many seconds all the same."""
     until = time.monotonic() + within
     left = [each for each in runs if not each.done]
+    for each in left:
+        each.retire()
     while left:
         late = time.monotonic() >= until
         for each in [each for each in left if late or each.idle()]:

@@ -1,11 +1,14 @@
-"""Which jobs tell what is beside their rows."""
+"""Which jobs tell what is beside their rows, and how a query ends."""
 
 from __future__ import annotations
 
 import json
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.pipelines import wait
 
 from gateway.config import loads
 from gateway.pipeline import query
@@ -33,3 +36,32 @@ def test_else_it_does_not_nor_in_real_time_mode():
     assert not query._told(job("1s"))
     assert not query._told(job("1s", onInvalid="fail", late="skip"))
     assert not query._told(job("realtime", late="topic"))
+
+
+@pytest.mark.needs("java17")
+def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(
+    spark: Any, tmp_path: Path
+):
+    """Spark is idle for microseconds between two batches. It was stopped where that was seen, by
+    luck, or inside a batch after a minute."""
+    under_way, told = threading.Event(), threading.Event()
+    epochs = []
+
+    def batch(rows: Any, epoch: int) -> None:
+        epochs.append(epoch)
+        if epoch == 2:
+            under_way.set()
+            assert told.wait(60)
+
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path))
+    started = writer.start()
+    assert under_way.wait(60)
+    query.retire(started)
+    told.set()
+    wait(lambda: not started.status["isTriggerActive"], "the end of the batch")
+    started.stop()
+    assert epochs == [0, 1, 2]
+    for log in ("offsets", "commits"):
+        names = [each.name for each in (tmp_path / log).iterdir()]
+        assert sorted(name for name in names if name.isdigit()) == ["0", "1", "2"]

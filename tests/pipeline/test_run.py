@@ -28,7 +28,7 @@ WRONG = [Cause("org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Di
 
 class Query:
     def __init__(self):
-        self.isActive, self.stopped, self.busy = True, False, 0
+        self.isActive, self.stopped, self.retired, self.busy = True, False, False, 0
         self.chain: list[Cause] = []
 
     @property
@@ -64,7 +64,14 @@ def world(monkeypatch):
 
 @pytest.fixture
 def run(world):
-    return Run(JOB, world.start, lambda: world.now)
+    return made(world)
+
+
+def made(world, **more):
+    def retire(query):
+        query.retired = True
+
+    return Run(JOB, world.start, lambda: world.now, retire=retire, **more)
 
 
 def test_a_query_that_ends_by_itself_is_done(world, run):
@@ -122,6 +129,27 @@ def test_a_refused_checkpoint_ends_it_and_kafka_that_does_not_answer_is_waited_f
     assert (run.done, run.reason) == (True, "other")
 
 
+def test_what_is_left_is_done_once_a_query_has_ended_by_itself(world):
+    """Where that fails the query is begun again, as after any other failure."""
+    fails, finished = [PipelineUnavailable("Kafka is away")], []
+
+    def finish():
+        if fails:
+            raise fails.pop()
+        finished.append(1)
+
+    run = made(world, finish=finish)
+    run.look()
+    world.queries[0].ends()
+    run.look()
+    assert run.waits
+    world.now += 1
+    run.look()
+    world.queries[1].ends()
+    run.look()
+    assert (run.done, run.reason, finished) == (True, None, [1])
+
+
 def test_what_is_held_is_let_go_with_the_job(world, run):
     let_go = []
     run.held.callback(let_go.append, 1)
@@ -138,8 +166,9 @@ def test_a_batch_under_way_is_waited_for_and_not_for_ever(world, run):
     world.queries[0].busy = 3
     end([run], within=30)
     assert world.queries[0].stopped
+    assert world.queries[0].retired
     assert world.queries[0].busy < 0
-    other = Run(JOB, world.start, lambda: world.now)
+    other = made(world)
     other.look()
     world.queries[1].busy = 10**9
     end([other], within=0)

@@ -119,6 +119,23 @@ class Beside:
         self._under_way = batch
         self._lacking(batch)
 
+    def finish(self) -> None:
+        """Look at all that is left, once a query has done all that there was.
+
+        Raises:
+            PipelineError: Some of it cannot be written.
+        """
+        done = self._checkpoint.committed()
+        if done is None or not self._sides:
+            return
+        last, self._under_way = self._under_way, None
+        if last is not None and last.number == done:
+            self._parts.append(Part(last, self._counted(done)))
+            self._look(done, again=False)
+        else:
+            self._parts = self._left(done + 1)
+            self._look(done, again=True)
+
     def close(self) -> None:
         self._kept.close()
         self._teller = None
@@ -232,6 +249,12 @@ class Beside:
             self._gaps[name] = made
             self._kept.callback(made.close)
         return self._gaps[name]
+
+
+def finish(query: str) -> None:
+    """Look at all that the last run of a query has left; nothing where none tells of any."""
+    if found := _running.get(query):
+        found.finish()
 
 
 def counted(query: Any) -> Counts:

@@ -18,10 +18,14 @@ INPUT = Input.model_validate({"topic": "clicks", "onInvalid": "skip", "onDataLos
 
 
 class Held:
-    """A checkpoint that has the batches from `first` on."""
+    """A checkpoint that has the batches from `first` on. last: the one that is complete."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
+        self.last = -1
+
+    def committed(self) -> int:
+        return self.last
 
     def batch(self, number: int) -> Batch:
         if number < self.first:
@@ -54,6 +58,7 @@ class Process:
 
     def __init__(self, told: Told, counts: Mapping[int, int] | None = None, first: int = 0) -> None:
         self.now = 0.0
+        self.held = Held(first)
         self.beside = Beside(
             None,  # type: ignore[arg-type]
             "job",
@@ -61,7 +66,7 @@ class Process:
             {"from": INPUT},
             Output(topic="out"),
             Settings(kafka=Kafka(servers=["localhost:9092"])),
-            Held(first),  # type: ignore[arg-type]
+            self.held,  # type: ignore[arg-type]
             sources=Sources(("from",), ("from",)),
             late={"from": lambda rows, held: rows},
             counted=lambda epoch: {"late": (counts or {}).get(epoch, 0)},
@@ -74,6 +79,7 @@ class Process:
         for number in numbers:
             self.beside.before(number)
             self.now += seconds
+            self.held.last = number
 
 
 @pytest.fixture(autouse=True)
@@ -104,6 +110,27 @@ def test_the_next_process_looks_at_what_is_left_before_its_first_batch():
     Process(told).batches([5])
     assert told.looked == [[0, 1, 2, 3, 4]]
     assert told.entry == {"to": 4}
+
+
+def test_what_is_left_at_the_end_of_all_there_was_is_looked_at_then():
+    """It was left to the next process, and that one looked only if there were new records."""
+    told = Told()
+    process = Process(told, {1: 1, 3: 1})
+    process.batches(range(4))
+    process.beside.finish()
+    assert told.looked == [[1, 2, 3]]
+    assert told.entry == {"to": 3}
+    process.beside.finish()
+    assert told.looked == [[1, 2, 3]]
+
+
+def test_a_process_without_new_records_looks_at_what_the_one_before_left():
+    told = Told()
+    Process(told, {1: 1}).batches(range(4))
+    process = Process(told)
+    process.held.last = 3
+    process.beside.finish()
+    assert told.looked == [[0, 1, 2, 3]]
 
 
 def test_what_was_sent_before_a_crash_is_not_looked_at_again():
