@@ -25,6 +25,10 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 """(topic, partition) -> the next offset to be read."""
 
 
+RECREATED = "recreated"
+"""Offsets of batches as they were, before an input was sent back to its topic's begin."""
+
+
 class Batch(NamedTuple):
     """start, end: its range of offsets, by source; see `Sources`.
 
@@ -96,7 +100,7 @@ class Checkpoint:
 
     def mark(self, number: int) -> str:
         """Sixteen digits that differ for two ranges under one number; "" where there is none."""
-        text = self._text(f"offsets/{number}")
+        text = self._text(f"{RECREATED}/{number}") or self._text(f"offsets/{number}")
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def _ends(self, number: int) -> tuple[Offsets, ...]:

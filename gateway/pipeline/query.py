@@ -14,17 +14,20 @@ from gateway.config.settings import Settings
 from gateway.errors import PipelineError
 
 from . import output as records
+from . import topics
 from .checkpoint import Checkpoint, Sources
 from .connect import client, cluster_of, spark_options
 from .jobs import inputs, output
 from .place import Place, settle_state
 from .source import read_stream, sources_of
 from .state import damage
+from .state.files import files
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from .exactly_once.beside import Beside
+    from .exactly_once.recreated import Rewound
 
 REALTIME_CHECKPOINTS = "5 minutes"
 """How often a query in real-time mode notes how far it is: what a restart may repeat."""
@@ -236,10 +239,32 @@ def _beside(
         settings,
         Checkpoint(place.location, spark),
         sources=sources,
+        rewound=_rewound(spark, job, settings, place, sources),
         late={name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")},
         counted=counted(lambda: spark.streams.get(place.query)),
         retained=job.state.retain,
     )
+
+
+def _rewound(
+    spark: SparkSession, job: Job, settings: Settings, place: Place, sources: Sources
+) -> Rewound:
+    """Inputs whose topics were made anew are read from their begin. Raises PipelineError."""
+    from .exactly_once import recreated
+
+    held = files(place.location, spark)
+    found = {
+        name: topics.describe(client(cluster_of(settings.clusters, each.kafka)), each.topic)
+        for name, each in read(job).items()
+    }
+    gaps = {}
+    for name in recreated.find(held, found):
+        if read(job)[name].on_data_loss == "fail":
+            what = f"topic {found[name].name} was made anew, and not all of it had been read"
+            raise PipelineError(f"{what}; write onDataLoss: gap, or start anew with --fresh")
+        checkpoint = Checkpoint(place.location, spark)
+        gaps[name] = recreated.rewind(held, checkpoint, sources, name, found[name])
+    return recreated.Rewound(held, found, gaps)
 
 
 def _sink(to: Output, kafka: Kafka) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.config import Kafka
 from gateway.errors import PipelineUnavailable
@@ -15,6 +15,16 @@ from .failures import of_kafka
 log = logging.getLogger(__name__)
 
 PATIENCE = 10.0  # s
+
+
+class Topic(NamedTuple):
+    """A topic. id: another one where it is deleted and made anew."""
+
+    name: str
+    id: str
+    partitions: int
+
+
 MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default
 
 
@@ -59,6 +69,23 @@ def create(options: Mapping[str, Any], name: str, partitions: int | None = None)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
             raise of_kafka(f"topic {name} cannot be made", error) from error
+
+
+def describe(options: Mapping[str, Any], name: str) -> Topic:
+    """Return a topic as it is now.
+
+    Raises:
+        PipelineError: As of `create`.
+    """
+    from confluent_kafka import KafkaException, TopicCollection
+
+    admin = _admin(options)  # held, as in `create`
+    try:
+        asked = admin.describe_topics(TopicCollection([name]), request_timeout=PATIENCE)
+        found = asked[name].result(PATIENCE)
+    except KafkaException as error:
+        raise of_kafka(f"topic {name} cannot be asked for", error) from error
+    return Topic(name, str(found.topic_id), len(found.partitions))
 
 
 def max_message_bytes(options: Mapping[str, Any], name: str) -> int:

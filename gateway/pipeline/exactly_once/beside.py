@@ -27,6 +27,7 @@ from ..connect import client, cluster_of
 from .gaps import Gaps
 from .ledger import Ledger, opened
 from .producers import Interrupted, Transactional
+from .recreated import Rewound, remember
 from .side import Kind, Late, Side, topic_of
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ _running: dict[str, Beside] = {}
 
 
 class Beside:
-    """inputs: by name. sources: which of them the query's are. late: the job's predicate of an
-    input, for those that have one. retained: batches whose offsets are kept, for the next process.
-    clock: seconds of any monotonic one."""
+    """inputs: by name. sources: which of them the query's are. rewound: see `recreated`. late: the
+    job's predicate of an input, for those that have one. retained: batches whose offsets are kept,
+    for the next process. clock: seconds of any monotonic one."""
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class Beside:
         checkpoint: Checkpoint,
         *,
         sources: Sources,
+        rewound: Rewound | None = None,
         late: Mapping[str, Late],
         counted: Counts,
         retained: int = 100,
@@ -77,6 +79,7 @@ class Beside:
         self._job = job
         self._checkpoint = checkpoint
         self._sources = sources
+        self._rewound = rewound
         self._late = late
         self._counted = counted
         self._into = cluster_of(settings.clusters, output.kafka)
@@ -117,6 +120,7 @@ class Beside:
         if self._sides:
             self._written(epoch)
         self._under_way = batch
+        self._tell_recreated()
         self._lacking(batch)
 
     def finish(self) -> None:
@@ -230,6 +234,15 @@ class Beside:
                 if part and each.on_data_loss == "gap":
                     for gap in self._gaps_of(name).check(part):
                         counts.add(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
+
+    def _tell_recreated(self) -> None:
+        if self._rewound is None:
+            return
+        for name, gaps in self._rewound.gaps.items():
+            for gap in self._gaps_of(name).tell_recreated(gaps, self._rewound.topics[name].id):
+                counts.add(catalog.PIPELINE_GAPS, 1, self._job, gap.topic)
+        remember(self._rewound.held, self._rewound.topics)
+        self._rewound = None
 
     def _gaps_of(self, name: str) -> Gaps:
         if name not in self._gaps:

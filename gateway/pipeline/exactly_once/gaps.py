@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
@@ -31,7 +31,7 @@ Offsets = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Offsets [start, end) of a partition."""
+    """Offsets [start, end) of a partition; where its topic was made anew, it ends at the begin."""
 
     topic: str
     partition: int
@@ -41,7 +41,8 @@ class Gap:
     def record(self, job: str) -> dict[str, Any]:
         """The value of a gap record."""
         found = {"topic": self.topic, "partition": self.partition}
-        return found | {"from": self.start, "to": self.end, "reason": "retention", "job": job}
+        reason = "retention" if self.start < self.end else "recreated"
+        return found | {"from": self.start, "to": self.end, "reason": reason, "job": job}
 
 
 def lacking(following: Offsets, starts: Offsets, told: Offsets) -> list[Gap]:
@@ -108,6 +109,30 @@ class Gaps:
             raise of_kafka(f"gaps of {self._job} cannot be looked for", error) from error
         return gaps
 
+    def tell_recreated(self, gaps: Iterable[Gap], topic: str) -> list[Gap]:
+        """Tell gaps of a topic that was made anew, unless they were told.
+
+        Args:
+            gaps: One of each partition.
+            topic: The id of the new topic.
+
+        Returns:
+            Those that were told now.
+        """
+        try:
+            ledger = self._ledger
+            name = f"{self._query}-gaps"
+            producer = Transactional(name, ledger.client, ledger.topic, self._timeout)
+            keys = {self._key(each.topic, each.partition): each for each in gaps}
+            told = self._ledger.values(keys)
+            left = [each for key, each in keys.items() if told.get(key, {}).get("id") != topic]
+            if left:
+                self._ensure()
+                self._tell(producer, left, id=topic)
+        except KafkaException as error:
+            raise of_kafka(f"gaps of {self._job} cannot be told", error) from error
+        return left
+
     def close(self) -> None:
         self._consumer.close()
 
@@ -118,13 +143,13 @@ class Gaps:
         keys = {self._key(*each): each for each in partitions}
         return {keys[key]: found["to"] for key, found in self._ledger.values(keys).items()}
 
-    def _tell(self, producer: Transactional, gaps: Iterable[Gap]) -> None:
+    def _tell(self, producer: Transactional, gaps: Iterable[Gap], **more: str) -> None:
         producer.begin()
         for gap in gaps:
             record = gap.record(self._job) | {"input": self._name}
             value = json.dumps(record, separators=(",", ":"))
             producer.plain(self._topic, [f"{gap.topic}-{gap.partition}"], [value])
             key = self._key(gap.topic, gap.partition)
-            producer.entry(self._ledger.topic, 0, key, {"to": gap.end})
-            log.warning("%s lacks what retention took: %s", self._job, asdict(gap))
+            producer.entry(self._ledger.topic, 0, key, {"to": gap.end, **more})
+            log.warning("%s lacks records that are gone: %s", self._job, record)
         producer.commit()

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gateway.pipeline.checkpoint import Checkpoint, Sources
+from gateway.pipeline.exactly_once.gaps import Gap
+from gateway.pipeline.exactly_once.recreated import find, remember, rewind
+from gateway.pipeline.state.files import Local
+from gateway.pipeline.topics import Topic
+
+SOURCES = Sources(("eu", "us"), ("eu", "us"))
+OLD = {"eu": Topic("orders", "A", 2), "us": Topic("orders", "B", 1)}
+NEW = OLD | {"us": Topic("orders", "C", 2)}
+
+
+def test_a_topic_with_another_id_was_made_anew(tmp_path: Path):
+    held = Local(tmp_path)
+    assert find(held, NEW) == []  # nothing is known of a checkpoint without ids
+    remember(held, OLD)
+    assert find(held, OLD) == []
+    assert find(held, NEW) == ["us"]
+    remember(held, NEW)
+    assert find(held, NEW) == []
+
+
+def test_an_input_is_sent_back_to_the_begin_and_its_batches_keep_their_marks(tmp_path: Path):
+    """Killed before the gap was told, the next start finds the same."""
+    held, checkpoint = Local(tmp_path), Checkpoint(str(tmp_path))
+    for number, us in enumerate((5, 10, 20)):  # the last one was interrupted
+        ends = "\n".join(json.dumps({"orders": {"0": each}}) for each in (us * 2, us))
+        held.write(f"offsets/{number}", f"v1\n{{}}\n{ends}".encode())
+        held.write(f"sources/{number}/0", b'\0v1\n{"orders":{"0":0}}')
+    for number in range(2):
+        held.write(f"commits/{number}", b"v1\n{}")
+    marks = [checkpoint.mark(number) for number in range(3)]
+    for _ in range(2):
+        found = rewind(held, checkpoint, SOURCES, "us", NEW["us"])
+        assert found == [Gap("orders", 0, 10, 0)]
+        assert found[0].record("job")["reason"] == "recreated"
+    batch, begin = checkpoint.batch(2), {("orders", 0): 0, ("orders", 1): 0}
+    assert batch.start == ({("orders", 0): 20}, begin)
+    assert batch.end == ({("orders", 0): 40}, begin)
+    assert [checkpoint.mark(number) for number in range(3)] == marks
