@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         NotOwned,
         PartitionFailed,
         PipelineError,
+        PipelineUnavailable,
         RegistryUnavailable,
         RequestError,
         StreamEnded,
@@ -61,8 +62,8 @@ _ROOMS = {
     "errors": "AccessDenied AuthenticationFailed BrokerUnavailable Busy CheckpointRefused "
     "ConfigError Fenced FormatError GatewayError GroupFailed GroupInUse GuardUnavailable "
     "KafkaError KeyReused LocalBrokerError MemoryFull NotGranted NotOwned PartitionFailed "
-    "PipelineError RegistryUnavailable RequestError StreamEnded TokenCorrupt TokenError "
-    "TokenForeign TokenTooOld UnknownTopic",
+    "PipelineError PipelineUnavailable RegistryUnavailable RequestError StreamEnded TokenCorrupt "
+    "TokenError TokenForeign TokenTooOld UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
     "web.app": "Application create_app",
@@ -101,6 +102,7 @@ __all__ = [
     "NotOwned",
     "PartitionFailed",
     "PipelineError",
+    "PipelineUnavailable",
     "Position",
     "Produced",
     "Ready",

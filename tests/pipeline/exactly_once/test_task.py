@@ -16,7 +16,8 @@ def test_a_key_of_any_bytes_is_written_as_it_is(kafka: Broker):
     keys = pa.array([b"\xff\xfe", "ä".encode(), None], pa.binary()).view(pa.string())
     rows = pa.RecordBatch.from_arrays([keys, pa.array(["1", "2", "3"])], ["key", "value"])
     plan = Plan(generation=0, writers=1)
-    outcome = Task("q", topic, ledger, plan, 0, "m", 30.0, {}).write(0, [rows])
+    task = Task("q", topic, ledger, plan, 0, "m", 30.0, {}, 1 << 20, f"{topic}.dlq")
+    outcome = task.write(0, [rows])
     assert outcome.rows == 3
     output = Output(kafka.bootstrap, topic, 1)
     try:
