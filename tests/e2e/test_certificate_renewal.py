@@ -23,7 +23,7 @@ from support.until import until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.certificate import expiry
+from gateway.web.certificate import validity
 
 WITHIN = 60.0
 PATH = "/records/orders"
@@ -122,10 +122,10 @@ async def test_those_who_come_get_the_new_one_and_streams_go_on(
         async with Streams(gateway, authority) as streams:
             await oracle.produce("orders", 5)
             await streams.have(5)
-            assert await figure(gateway, authority) == expiry(path)
+            assert await figure(gateway, authority) == validity(path)[1]
             path = put(authority.signed("new", days=20), path)
             await shows(gateway, authority, "new", 10 * workers)
-            assert await figure(gateway, authority) == expiry(path)
+            assert await figure(gateway, authority) == validity(path)[1]
             await oracle.produce("orders", 5)
             await streams.have(10)
         assert gateway.log.count("certificate renewed from") == workers
