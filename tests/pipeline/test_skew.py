@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,11 +118,13 @@ def cluster(kafka: Any) -> Kafka:
 
 
 def produce(kafka: Any, topic: str, records: list[tuple[int, bytes]]) -> None:
+    """All at one instant, or rates of partitions would depend on how fast this is."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 5})
+    now = int(time.time() * 1000)
     for partition, value in records:
-        producer.produce(topic, value, partition=partition)
+        producer.produce(topic, value, partition=partition, timestamp=now)
     assert producer.flush(60) == 0
 
 
