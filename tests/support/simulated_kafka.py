@@ -138,6 +138,8 @@ class SimulatedKafka:
         now = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(0.5)
+            for member in self.members:  # also of whom nothing was heard but its join
+                self._heard.setdefault(member, now())
             for member in [m for m, at in self._heard.items() if now() - at > SESSION_SECONDS]:
                 self.expire(member)
             waits = self._classic.open and any(

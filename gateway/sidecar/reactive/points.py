@@ -32,7 +32,8 @@ class Points:
         self.good.set()
         self._group = group
         self._commit = commit
-        self._noted: dict[TopicPartition, int] = {}
+        # In tuples, to tell one that was noted anew after it was forgotten from the one before.
+        self._noted: dict[TopicPartition, tuple[int]] = {}
         self._committed: dict[TopicPartition, int] = {}
         self._wake = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -40,8 +41,8 @@ class Points:
     def note(self, points: Mapping[TopicPartition, int]) -> None:
         """The next offsets; they may be committed from now on."""
         for tp, offset in points.items():
-            if self._committed.get(tp) != offset:
-                self._noted[tp] = offset
+            if self._noted.get(tp, (self._committed.get(tp),)) != (offset,):
+                self._noted[tp] = (offset,)
         if self._noted:
             self._wake.set()
 
@@ -76,13 +77,13 @@ class Points:
                     self._recover()
                 return
             try:
-                await self._commit(wanted)
+                await self._commit({tp: at for tp, (at,) in wanted.items()})
             except NotOwned as error:
                 log.info("group %s: %s", self._group, error)
             for tp, at in wanted.items():
-                if noted.get(tp) == at:
+                if noted.get(tp) is at:  # else it was lost meanwhile, or went on
                     del noted[tp]
-                    self._committed[tp] = at
+                    self._committed[tp] = at[0]
             self._recover()
 
     def _recover(self) -> None:

@@ -78,6 +78,25 @@ async def test_what_is_anothers_is_forgotten_and_the_rest_goes_on():
     assert len(kafka.commits) == 2, "it is not tried again"
 
 
+async def test_what_is_noted_again_after_a_loss_is_committed_again():
+    """A commit that was refused meanwhile, as of a member that was forgotten, counted for it."""
+    kafka = Kafka()
+    points = Points("g", kafka)
+    kafka.gate.clear()
+    points.note({A: 6})
+    flushing = asyncio.create_task(points.flush())
+    await until(lambda: kafka.commits)
+    points.forget([A])
+    points.note({A: 6})
+    kafka.says = NotOwned("the group went on without this member")
+    kafka.gate.set()
+    await flushing
+    assert points.committed(A) is None
+    kafka.says = None
+    await points.flush()
+    assert (kafka.commits, points.committed(A)) == ([{A: 6}, {A: 6}], 6)
+
+
 async def test_who_gives_up_partitions_commits_theirs_only():
     kafka = Kafka()
     points = Points("g", kafka)
