@@ -1,8 +1,10 @@
-"""What each port of a process is to uvicorn: HTTP by our protocol, and no words of its own."""
+"""What each port of a process is to uvicorn: HTTP by our protocol, TLS by our listener, and no
+words of its own."""
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -10,16 +12,65 @@ from starlette.types import ASGIApp
 from ..config import Settings
 from .beside import Neighbour
 from .certificate import TlsContext
-from .forwarded import Forwarded
+from .forwarded import Forwarded, Proxies
 from .hosts import HostCheck
+from .limits import Limits
 from .listening import BACKLOG
+from .tls_listener import TlsListener
 from .transport import GatewayProtocol
+
+
+class EdgeServer(uvicorn.Server):
+    """A server of one port, whose connections over TLS come from a listener of ours."""
+
+    def __init__(self, config: uvicorn.Config, listener: TlsListener | None = None) -> None:
+        """Serve nothing yet.
+
+        Args:
+            config: As of `edge`.
+            listener: Of the port, if it has TLS.
+        """
+        super().__init__(config)
+        self._listener = listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listener is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        self._listener.start(self._create_protocol)
+        self.servers.append(cast("Any", self._listener))
+
+    def _create_protocol(self) -> GatewayProtocol:
+        """Return one for a connection, as uvicorn does."""
+        create = cast("type[GatewayProtocol]", self.config.http_protocol_class)
+        return create(
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+
+
+def listen_tls(
+    listening: socket.socket,
+    tls: TlsContext,
+    settings: Settings,
+    limits: Limits,
+    *,
+    port: str = "",
+) -> TlsListener:
+    """Return what accepts the connections of a port with this certificate.
+
+    A proxy that is believed has no bound of its own: its connections are those of many clients.
+    """
+    proxies = settings.listen.forwarded
+    believes = Proxies(() if proxies is False else proxies).believes
+    return TlsListener(listening, tls.context, limits, port=port, is_proxy=believes)
 
 
 def edge(
     app: ASGIApp,
     settings: Settings,
-    tls: TlsContext | None,
     neighbour: Neighbour | None = None,
     *,
     names: frozenset[str] | None = None,
@@ -33,7 +84,7 @@ def edge(
     if names is not None:
         # Whoever listed the names means them of proxies, too.
         by_proxy = proxies is not False and not settings.listen.hosts
-        app = HostCheck(app, names, forwarded.believes if by_proxy else lambda peer: False)
+        app = HostCheck(app, names, forwarded.proxies.believes if by_proxy else lambda peer: False)
     return uvicorn.Config(
         app,
         http=type("Protocol", (GatewayProtocol,), {"NEIGHBOUR": neighbour}),
@@ -42,6 +93,5 @@ def edge(
         server_header=False,
         proxy_headers=False,
         backlog=BACKLOG,
-        ssl_context_factory=None if tls is None else lambda config, make: tls.context,
         **options,
     )

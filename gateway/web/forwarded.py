@@ -24,21 +24,34 @@ MAX_PROXIES = 32
 proxy of ours, and 6,000 of them took 40 ms."""
 
 
-class Forwarded:
-    """An ASGI application with `client` and `scheme` as the client's own.
+class Proxies:
+    """The proxies that `listen.forwarded` names: addresses and networks, or True for everybody."""
 
-    proxies: addresses and networks, or True for whoever connects.
-    """
+    def __init__(self, proxies: Literal[True] | tuple[str, ...]) -> None:
+        self.are_all = proxies is True
+        self._networks = [ip_network(each) for each in proxies] if proxies is not True else []
+        self.names = cache_short(4096)(self._names)
+
+    def believes(self, peer: str) -> bool:
+        """Return whether what connects from this address is a proxy."""
+        return self.are_all or self.names(peer)
+
+    def _names(self, host: str) -> bool:
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return False
+        mapped = getattr(address, "ipv4_mapped", None)
+        return any((mapped or address) in network for network in self._networks)
+
+
+class Forwarded:
+    """An ASGI application with `client` and `scheme` as the client's own."""
 
     def __init__(self, app: ASGIApp, proxies: Literal[True] | tuple[str, ...]) -> None:
         self._app = app
-        self._all = proxies is True
-        self._networks = [ip_network(each) for each in proxies] if proxies is not True else []
-        self._trusts = cache_short(4096)(self._is_proxy)
-
-    def believes(self, peer: str) -> bool:
-        """Whether what connects from this address is a proxy."""
-        return self._all or self._trusts(peer)
+        self.proxies = Proxies(proxies)
+        self._all, self._trusts = self.proxies.are_all, self.proxies.names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         client = scope.get("client")
@@ -76,14 +89,6 @@ class Forwarded:
             if self._all or not self._trusts(host):
                 return client
         return client
-
-    def _is_proxy(self, host: str) -> bool:
-        try:
-            address = ip_address(host)
-        except ValueError:
-            return False
-        mapped = getattr(address, "ipv4_mapped", None)
-        return any((mapped or address) in network for network in self._networks)
 
 
 def _host(text: str) -> str | None:

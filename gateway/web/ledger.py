@@ -16,6 +16,10 @@ from ..config import Rate
 
 LEAST_SWEPT = 1024  # names before those are looked for that need not be remembered
 
+MAX_HANDSHAKES = 2000
+"""TLS handshakes under way of all workers together, whatever `connections` allows: 190 MB. One
+address has at most half of them, so that no single host keeps the others out."""
+
 
 class Full(StrEnum):
     """Which limit is reached; what a key begins with."""
@@ -24,6 +28,8 @@ class Full(StrEnum):
     ADDRESS = "perAddress"
     IDENTITY = "perIdentity"
     RATE = "rate"
+    HANDSHAKES = "handshakes"
+    HANDSHAKES_OF_ADDRESS = "handshakesPerAddress"
 
     def key(self, name: str = "") -> str:
         return f"{self}:{name}"
@@ -89,6 +95,7 @@ class Ledger:
             Full.ALL: settings.connections,
             Full.ADDRESS: settings.per_address,
             Full.IDENTITY: settings.per_identity,
+            **_handshakes(settings),
         }
         most = {kind: -(-n // workers) for kind, n in limits.items() if n is not None}
         return cls(most, _arrivals(settings.rate, settings.burst, workers))
@@ -140,6 +147,13 @@ class Ledger:
 def places(keys: Iterable[str]) -> dict[str, int]:
     """What is held under these keys."""
     return {key: 1 for key in keys if not key.startswith(f"{Full.RATE}:")}
+
+
+def _handshakes(settings: Settings) -> dict[Full, int]:
+    """Return how many TLS handshakes there may be, which ends as many as connections may."""
+    every = min(settings.connections or MAX_HANDSHAKES, MAX_HANDSHAKES)
+    one = min(settings.per_address or MAX_HANDSHAKES // 2, every)
+    return {Full.HANDSHAKES: every, Full.HANDSHAKES_OF_ADDRESS: one}
 
 
 def _arrivals(rate: Rate | None, burst: int | None, workers: int) -> Arrivals | None:

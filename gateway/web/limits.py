@@ -40,6 +40,8 @@ _TOLD = {
     Full.ADDRESS: (429, "your address has as many connections as it may; close one"),
     Full.IDENTITY: (429, "you have as many connections as you may; close one"),
     Full.RATE: (429, "your address asks more often than it may; come back later"),
+    Full.HANDSHAKES: (503, "the gateway has as many TLS handshakes as it takes; come back later"),
+    Full.HANDSHAKES_OF_ADDRESS: (429, "your address has as many TLS handshakes as it may"),
 }
 
 Leave: TypeAlias = Callable[[], None]
@@ -49,6 +51,7 @@ class LimitReached(Busy):
     """One limit is reached: 503 for that of all, 429 for those of one client."""
 
     def __init__(self, refused: Refused) -> None:
+        self.full = refused.full
         status, detail = _TOLD[refused.full]
         super().__init__(status, detail, retry_after=refused.wait + random.uniform(*AGAIN))
 
@@ -130,6 +133,17 @@ class Limits:
         await self.take(keys)
         return Place(self, tuple(keys))
 
+    async def admit(self, keys: Sequence[str]) -> Place:
+        """Return a place under each of these keys for what is no connection yet.
+
+        Raises:
+            LimitReached: One of them is full. It is not counted among the refused connections.
+        """
+        refused = await self._take_places(keys)
+        if refused is not None:
+            raise LimitReached(refused)
+        return Place(self, tuple(keys))
+
     def keys_of(self, granted: Granted) -> list[str]:
         """Of who it is for the first guard; none where that does not count."""
         guard = next(iter(granted), None) if self._settings.per_identity is not None else None
@@ -147,13 +161,15 @@ class Limits:
         return await self._take([Full.RATE.key(address)])
 
     async def _take(self, keys: Sequence[str]) -> Refused | None:
-        if self._shared:
-            refused = await self._ask(keys)
-        else:
-            refused = self._own.take(0, keys, monotonic())
+        refused = await self._take_places(keys)
         if refused is not None:
             self.refused[refused.full] += 1
         return refused
+
+    async def _take_places(self, keys: Sequence[str]) -> Refused | None:
+        if self._shared:
+            return await self._ask(keys)
+        return self._own.take(0, keys, monotonic())
 
     def leave(self, keys: Sequence[str]) -> None:
         self._own.give(0, places(keys))

@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-import uvicorn
-
 from ..config import Logs, Settings
 from ..hub.hubs import Hubs
 from ..telemetry import logs
@@ -23,8 +21,9 @@ from .admin.listener import open_port
 from .app import Application, Startup, create_app
 from .beside import Beside
 from .certificate import TlsContext
-from .edge import edge
+from .edge import EdgeServer, edge, listen_tls
 from .hosts import allowed_names
+from .limits import Limits
 from .listening import address, bind, refuse_exposed
 from .peer import Peer
 from .reload import Load, reload_on_hangup
@@ -35,7 +34,7 @@ from .workers import supervise
 log = logging.getLogger(__name__)
 
 
-class Server(uvicorn.Server):
+class Server(EdgeServer):
     """Ends the streams, with a word and a time to come back, before it closes."""
 
     hubs: Hubs
@@ -107,15 +106,17 @@ def run(
     GatewayError for a certificate that cannot be used."""
     listen = settings.listen
     tls = None if listen.tls is None else TlsContext(listen.tls)
+    tls_listener = None
     if tls is not None:
         app.beside(tls.watch)
-        app.state.metrics.more.append(tls.read)
+        tls_listener = listen_tls(listening, tls, settings, app.state.limits)
+        app.state.metrics.more += [tls.read, tls_listener.read]
     if admin is not None:
-        app.beside(partial(listener.serve, app.admin.app, settings, admin, tls))
+        limits: Limits = app.state.limits
+        app.beside(partial(listener.serve, app.admin.app, settings, admin, tls, limits))
     config = edge(
         app,
         settings,
-        tls,
         app.neighbour,
         names=allowed_names(listen),
         ws=_websockets(listen.drain_timeout),
@@ -124,7 +125,7 @@ def run(
         timeout_graceful_shutdown=listen.drain_timeout,  # for asyncio.wait_for
     )
     GatewayProtocol.prepare(listening)
-    server = Server(config)
+    server = Server(config, tls_listener)
     server.hubs = app.gateway.hubs
     runner = asyncio.Runner(loop_factory=config.get_loop_factory())
     _tune_garbage_collector()

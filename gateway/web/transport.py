@@ -27,6 +27,7 @@ import math
 import socket
 import sys
 from asyncio import TimerHandle
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, cast
 from urllib.parse import unquote
@@ -99,6 +100,8 @@ class GatewayProtocol(HttpToolsProtocol):
     _offer: Offer | None = None
     _timer: TimerHandle | None = None
     _room: tuple[float, float] | None = None
+    leave: Callable[[], None] | None = None
+    """Called once, when the connection has asked for something or is lost."""
 
     # `_size`:    bytes that came after the buffer in which the head, or the body, began.
     # `_most`:    bytes since the buffer in which the head began, that buffer included.
@@ -141,6 +144,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
+        self.leave_once()
         self._withdraw()
         running = self.running  # uvicorn tells the last request only, which may wait behind it
         if running is not None and not running.response_complete:
@@ -316,6 +320,8 @@ class GatewayProtocol(HttpToolsProtocol):
         return self._upgrades
 
     def on_headers_complete(self) -> None:
+        if self.leave is not None:
+            self.leave_once()
         self._check()
         before = self.cycle
         super().on_headers_complete()
@@ -349,6 +355,12 @@ class GatewayProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._refusal is not None and not self._open and not self.transport.is_closing():
             self._answer(self._refusal)
+
+    def leave_once(self) -> None:
+        """Call `leave`, unless that was done."""
+        leave, self.leave = self.leave, None
+        if leave is not None:
+            leave()
 
     def _check(self) -> None:
         url = self.url

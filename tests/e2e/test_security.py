@@ -1,10 +1,14 @@
-"""What stands between the gateway and its brokers: TLS, SASL, codecs, racks."""
+"""What stands between the gateway and its brokers: TLS, SASL, codecs, racks.
+
+GATEWAY_SESSION_SECONDS: for how long sessions of 2 s are looked at (9).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import json
+import os
 import signal
 import time
 from collections import Counter
@@ -35,6 +39,7 @@ from gateway.core.record import TopicPartition
 from gateway.kafka.local import LocalKafka, Security
 
 TOPIC = "guarded"
+SESSION_SECONDS = float(os.environ.get("GATEWAY_SESSION_SECONDS", "9"))
 READERS = ("User:carol", "User:CN=client")
 
 
@@ -114,14 +119,31 @@ async def denied(config: Mapping[str, Any]) -> None:
         assert answer.json()["topic"] == TOPIC
 
 
-async def test_sessions_that_end_cost_nobody_an_answer():
+@pytest.mark.parametrize("mechanism", ["plain", "oauthbearer"])
+async def test_sessions_that_end_cost_nobody_an_answer(mechanism: str):
     """The broker closed each connection whose session was over upon the next request, which was a
-    503, and each partition was told as lost and back (KIP-368)."""
-    security = Security(users=USERS, mechanisms=("PLAIN",))
-    properties = {"connections.max.reauth.ms": "2000"}
-    with started(LocalKafka(properties=properties, security=security)) as kafka:
+    503, and each partition was told as lost and back (KIP-368). A bearer token ends the session
+    when it expires, and the next one is another token."""
+    security = Security(users=USERS, mechanisms=(mechanism.upper(),))
+    issued: list[float] = []
+
+    async def issue(_: Request) -> JSONResponse:
+        issued.append(time.monotonic())
+        return JSONResponse({"access_token": jwt(exp=time.time() + 2), "expires_in": 2})
+
+    properties = {} if mechanism == "oauthbearer" else {"connections.max.reauth.ms": "2000"}
+    async with served(Starlette(routes=[Route("/token", issue, methods=["POST"])])) as issuer:
+        token = {"tokenUrl": f"{issuer}/token", "clientId": "gateway", "clientSecret": "s3cret"}
+        password = {"username": "carol", "password": "pw"}
+        sasl = {"mechanism": mechanism, **(token if mechanism == "oauthbearer" else password)}
+        await _outlive_sessions(LocalKafka(properties=properties, security=security), sasl)
+    assert len(issued) >= 4 or mechanism == "plain"
+
+
+async def _outlive_sessions(local: LocalKafka, sasl: Mapping[str, str]) -> None:
+    """Write and read for more than four sessions of 2 s."""
+    with started(local) as kafka:
         Admin(kafka.bootstrap).create_topic("sessions", 3)
-        sasl = {"mechanism": "plain", "username": "carol", "password": "pw"}
         routes = [
             {"when": [{"path": "/read", "method": "GET"}], "with": {"topic": "sessions"}},
             {
@@ -137,7 +159,7 @@ async def test_sessions_that_end_cost_nobody_an_answer():
             httpx.AsyncClient(base_url=gateway.base_url, trust_env=False) as http,
         ):
             await client.wait(1)
-            ends, answers = time.monotonic() + 9.0, list[int]()  # more than four sessions
+            ends, answers = time.monotonic() + SESSION_SECONDS, list[int]()
             while time.monotonic() < ends:
                 answers.append((await http.post("/write", json={"n": len(answers)})).status_code)
                 read = await http.get("/read", params={"until": "latest"})
@@ -147,6 +169,7 @@ async def test_sessions_that_end_cost_nobody_an_answer():
             await client.wait(has(len(answers) // 2))
             assert [event for event in client.events if event["event"] == "ready"] == []
         assert "FETCH disconnect" not in gateway.log
+        print(f"{len(answers)} answers, {Counter(answers)}")
 
 
 async def test_a_wrong_password_is_a_reason_not_to_be_ready(secured: LocalKafka):
@@ -262,3 +285,47 @@ async def test_a_gateway_in_a_rack_reads_from_the_replica_in_it(kafka3: Broker):
         came = {node: network[node].to_client - before[node] for node in (1, 2, 3)}
         assert came[3] > 400_000, came
         assert came[1] + came[2] < 100_000, came
+
+
+async def test_a_replica_in_the_rack_that_stands_still_dies_and_returns_costs_no_record(
+    kafka3: Broker,
+):
+    """It is out of sync meanwhile, and what it lacks is read from the leader."""
+    name = await asyncio.to_thread(lambda: kafka3.topic(assignment=[[1, 2, 3], [2, 1, 3]]))
+    await asyncio.to_thread(kafka3.admin.wait_in_sync)
+    assert kafka3.local is not None
+    node = kafka3.local.node(3)
+    config = config_for(kafka3.servers, [name], kafka={"rack": "rack-3"})
+    start = {TopicPartition(name, number): 0 for number in (0, 1)}
+    async with (
+        Oracle(kafka3.servers) as oracle,
+        running_gateway(config) as gateway,
+        RawClient(f"{gateway.base_url}/records/{name}") as client,
+    ):
+        await client.wait(1)
+
+        async def write() -> None:
+            while True:
+                await oracle.produce(name, 5)
+                await asyncio.sleep(0.02)
+
+        async def go_on(count: int = 200) -> None:
+            """Return when so many more have come."""
+            done = sum(each["event"] == "message" for each in client.events)
+            await client.wait(has(done + count))
+
+        writing = asyncio.create_task(write())
+        await go_on()
+        node.freeze()  # `replica.lag.time.max.ms` later it is out of sync
+        await go_on()
+        node.thaw()
+        await go_on()
+        node.kill()
+        await go_on()
+        await asyncio.to_thread(node.start)
+        await asyncio.to_thread(kafka3.admin.wait_in_sync)
+        await go_on()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await client.wait(has(len(oracle.acknowledged())))
+        oracle.check_events(client.events, start=start)

@@ -26,11 +26,16 @@ class Authority:
         self.path = directory / f"{name.replace(' ', '-')}.pem"
         self.path.write_bytes(self._own.public_bytes(serialization.Encoding.PEM))
 
-    def signed(self, name: str, days: float = 1, begins: float | None = None) -> Path:
+    def signed(
+        self, name: str, days: float = 1, begins: float | None = None, host: str = "localhost"
+    ) -> Path:
         """One file with a PKCS8 key and its certificate, for localhost and 127.0.0.1. days: that
-        it is valid; below 0 for one that is expired. begins: days until it is."""
+        it is valid; below 0 for one that is expired. begins: days until it is. host: another one
+        that it is for, and for no other."""
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+        names: list[x509.GeneralName] = [x509.DNSName(host)]
+        if host == "localhost":
+            names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
         certificate = (
             self._builder(_name(name), key, days, begins)
             .add_extension(x509.SubjectAlternativeName(names), False)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from ...config import Settings
 from ...config.guarded import is_loopback
 from ...errors import GatewayError
 from ..certificate import TlsContext
-from ..edge import edge
+from ..edge import EdgeServer, edge, listen_tls
+from ..limits import Limits
 from ..listening import address, bind
 from ..transport import GatewayProtocol
 
@@ -42,7 +42,7 @@ def is_secure(settings: Settings) -> bool:
     return tls is not None and admin is not None and not is_loopback(admin.host)
 
 
-class _Server(uvicorn.Server):
+class _Server(EdgeServer):
     """Beside another, which has the process's signals and says that it runs."""
 
     def _log_started_message(self, listeners: object) -> None:
@@ -50,14 +50,20 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: ASGIApp, settings: Settings, listening: socket.socket, tls: TlsContext | None
+    app: ASGIApp,
+    settings: Settings,
+    listening: socket.socket,
+    tls: TlsContext | None,
+    limits: Limits,
 ) -> None:
     """Until it is cancelled; then what is under way is answered, for a second."""
-    secured = tls if is_secure(settings) else None
-    config = edge(app, settings, secured, ws="none", lifespan="off", timeout_graceful_shutdown=1)
+    tls_listener = None
+    if tls is not None and is_secure(settings):
+        tls_listener = listen_tls(listening, tls, settings, limits, port="admin")
+    config = edge(app, settings, ws="none", lifespan="off", timeout_graceful_shutdown=1)
     config.load()
     GatewayProtocol.prepare(listening)
-    server = _Server(config)
+    server = _Server(config, tls_listener)
     server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listening])
     running = asyncio.create_task(server.main_loop())

@@ -1,0 +1,134 @@
+"""A host that begins TLS handshakes and never finishes them costs nothing, and shuts nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parsed
+from support.brokers import embedded_kafka
+from support.certificates import Authority
+from support.gateways import Gateway, config_for, running_gateway
+from support.half_tls import client_hello, half_clients, held
+from support.until import until
+from support.workers import running_workers
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+WITHIN = 60.0
+FLOOD = 1_500
+GROWTH = 30 * 2**20  # bytes; without a bound such a flood took 85 to 140 MB
+ATTACKER = "127.0.0.2"
+
+kafka = embedded_kafka({"orders": 1}, scope="function")
+
+
+def config(kafka: EmbeddedKafka, authority: Authority, **limits: int) -> dict[str, Any]:
+    own = str(authority.signed("gateway"))
+    listen = {"tls": {"certificate": own, "key": own}, "limits": limits}
+    return config_for(kafka.bootstrap, ["orders"], listen=listen)
+
+
+async def get(
+    gateway: Gateway, authority: Authority, path: str, source: str = "127.0.0.1"
+) -> httpx.Response:
+    """Ask on a connection of its own."""
+    transport = httpx.AsyncHTTPTransport(verify=authority.context(), local_address=source)
+    async with httpx.AsyncClient(transport=transport, timeout=WITHIN) as http:
+        return await http.get(gateway.base_url + path)
+
+
+async def figures(gateway: Gateway, authority: Authority) -> dict[str, float]:
+    """Return handshakes under way, and those that were refused by reason."""
+    text = (await get(gateway, authority, "/metrics")).text
+    found: dict[str, float] = {}
+    for family in parsed(text):
+        if family.name == "gateway_tls_handshakes":
+            found["under way"] = family.samples[0].value
+        if family.name == "gateway_tls_handshakes_refused":
+            found |= {sample.labels["reason"]: sample.value for sample in family.samples}
+    return found
+
+
+async def served_again(gateway: Gateway, authority: Authority, source: str) -> float:
+    """Return how many seconds it took until a new connection was served."""
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    while loop.time() < begin + WITHIN:
+        with contextlib.suppress(httpx.TransportError):
+            if (await get(gateway, authority, "/health/live", source)).status_code == 200:
+                return loop.time() - begin
+        await asyncio.sleep(0.1)
+    raise TimeoutError("no connection was served")
+
+
+async def test_a_flood_of_one_address_is_held_to_its_bound(kafka: EmbeddedKafka, tmp_path: Path):
+    """All of them were held, with 57 to 95 KB each, for a minute."""
+    authority = Authority(tmp_path)
+    made = config(kafka, authority, connections=50, perAddress=20)
+    async with running_gateway(made, ready=False) as gateway:
+        assert (await get(gateway, authority, "/health/live")).status_code == 200
+        before = gateway.memory
+        async with half_clients(gateway.port, FLOOD, ATTACKER) as clients:
+            await until(lambda: held(clients) <= 20, lambda: f"{held(clients)} held", WITHIN)
+            assert (await get(gateway, authority, "/health/live")).status_code == 200
+            grown = gateway.memory - before
+            told = await figures(gateway, authority)
+            # Which closes some late, on a busy machine.
+            assert 0 < told["under way"] <= 21 and told["perAddress"] > FLOOD // 2
+            assert grown < GROWTH, f"{grown / 2**20:.1f} MB"
+            waited = await served_again(gateway, authority, ATTACKER)
+            await until(lambda: held(clients) == 0, "they are closed in time", WITHIN)
+        told = await figures(gateway, authority)
+        assert told["timeout"] + told["perAddress"] >= FLOOD - 20
+        print(f"grown by {grown / 2**20:.1f} MB, served again after {waited:.1f} s, {told}")
+        assert "Traceback" not in gateway.log
+        assert await gateway.stop() == 0
+
+
+async def test_a_slow_handshake_is_closed_and_a_stream_beside_it_goes_on(
+    kafka: EmbeddedKafka, tmp_path: Path
+):
+    authority = Authority(tmp_path)
+    made = config(kafka, authority, perAddress=5)
+    async with (
+        running_gateway(made, ready=False) as gateway,
+        half_clients(gateway.port, 1, data=b"") as (slow,),
+    ):
+        for byte in client_hello():
+            if slow.is_closed:
+                break
+            assert (await get(gateway, authority, "/health/live")).status_code == 200
+            slow.writer.write(bytes([byte]))
+            await asyncio.sleep(1.0)
+        await slow.closed()
+        assert (await figures(gateway, authority))["timeout"] == 1
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\x00" * 64])
+async def test_what_is_no_tls_is_closed(kafka: EmbeddedKafka, tmp_path: Path, data: bytes):
+    authority = Authority(tmp_path)
+    async with (
+        running_gateway(config(kafka, authority), ready=False) as gateway,
+        half_clients(gateway.port, 5, data=data) as clients,
+    ):
+        async with asyncio.timeout(WITHIN):
+            assert all([b"HTTP" not in await client.closed() for client in clients])
+        assert (await figures(gateway, authority))["failed"] == 5
+
+
+async def test_the_bound_is_that_of_all_workers(kafka: EmbeddedKafka, tmp_path: Path):
+    authority = Authority(tmp_path)
+    made = config(kafka, authority, connections=50, perAddress=20)
+    async with running_workers(made, count=2, ready=False) as gateway:
+        assert (await get(gateway, authority, "/health/live")).status_code == 200
+        async with half_clients(gateway.port, 200, ATTACKER) as clients:
+            await until(lambda: held(clients) <= 20, lambda: f"{held(clients)} held", WITHIN)
+            assert held(clients) > 10  # more than one worker's share
+            assert (await get(gateway, authority, "/health/live")).status_code == 200
+            await served_again(gateway, authority, ATTACKER)
+        assert await gateway.stop() == 0
