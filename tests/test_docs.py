@@ -30,7 +30,7 @@ from gateway.core import channel, tail
 from gateway.core.record import Fault, Gap, Ready, Reason, SnapshotEnd, TopicPartition
 from gateway.core.token import decode
 from gateway.errors import RequestError
-from gateway.hub import encoder, hub, pump
+from gateway.hub import control_events, hub, pump
 from gateway.hub import page as pages
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web import ndjson, problems, produces, query, routes, session, workers
@@ -291,8 +291,8 @@ def captured() -> list[Event]:
 
 def test_the_captured_events_have_the_fields_that_are_sent():
     made: dict[str, Any] = {
-        "gap": encoder.gap(Gap(TP, 1, 2, 0, Reason.RETENTION)),
-        "ready": encoder.ready(Ready(TP, 1, 1, 0)),
+        "gap": control_events.gap(Gap(TP, 1, 2, 0, Reason.RETENTION)),
+        "ready": control_events.ready(Ready(TP, 1, 1, 0)),
         "position": {},
         "delete": {"key": "ada"},
         "end": {"reason": "drain"},
@@ -330,7 +330,7 @@ def test_every_reason_of_a_gap_is_in_the_table():
 
 def test_the_end_of_a_snapshot_is_told_with_the_fields_that_the_table_names():
     (end,) = [row for row in table("In the browser") if row[0] == "`snapshot-end`"]
-    told = encoder.snapshot_end(SnapshotEnd(("orders",), 1, (TP,)))
+    told = control_events.snapshot_end(SnapshotEnd(("orders",), 1, (TP,)))
     assert told.keys() <= set(re.findall(r"`(\w+)`", end[2]))
 
 
@@ -424,7 +424,7 @@ def test_figures_in_running_text_are_those_of_the_code(said: str, is_so: bool):
 def test_a_fault_is_told_with_the_fields_that_the_table_names():
     (error,) = [row for row in table("In the browser") if row[0] == "`error`"]
     for field in re.findall(r"`(\w+)`", error[2]):
-        assert field in encoder.fault(Fault(TP, 0, 0, 0, "access-denied"))
+        assert field in control_events.fault(Fault(TP, 0, 0, 0, "access-denied"))
 
 
 def test_what_the_map_of_rooms_names_is_there():

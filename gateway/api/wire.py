@@ -23,7 +23,7 @@ from ..formats import Format
 from ..formats.event import Payload
 from ..formats.invalid import Invalid, invalid
 from ..formats.projection import projected
-from ..hub.encoder import tell
+from ..hub.control_events import tell
 from .events import Begin, End, Event, Fault, Gap, Headers, Mark, Position, Ready, Record
 
 # Kind, partition, offset, timestamp, lengths of key and value (-1: none), number of headers.

@@ -20,11 +20,12 @@ from ..core.counted import Sum
 from ..core.record import News, Ready, Record
 from ..core.token import seal
 from ..formats import Format, json_text
-from .encoder import REFUSED, tell
+from .control_events import REFUSED, tell
+from .grouped import READY, join_statuses, status_head
 
 HEARTBEAT = b"\n"
 
-_ASIDE = (b'{"@begin"', b'{"@ready"', b'{"@position"', HEARTBEAT)
+_ASIDE = (b'{"@begin"', b'{"@ready"', b'{"@%b"' % READY.encode(), b'{"@position"', HEARTBEAT)
 # In JSON they stand within strings only. Readers that end lines where Python's `str` does
 # (httpx's `iter_lines`) would break there, so they go out escaped.
 _BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
@@ -33,16 +34,18 @@ _BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2
 @dataclass(frozen=True, slots=True)
 class Ndjson:
     """The wire of lines. positions: each line says where the stream stands after it, `begin`,
-    `ready` and idle moves of the position have lines of their own."""
+    `ready` and idle moves of the position have lines of their own. grouped: The client takes lines
+    about many partitions."""
 
     positions: bool = False
+    grouped: bool = False
 
     @property
     def name(self) -> str:
         return "ndjson"
 
     def encoder(self, format: Format) -> LineEncoder:
-        return LineEncoder(format, self.positions)
+        return LineEncoder(format, self.positions, grouped=self.grouped)
 
     def begin(
         self, data: dict[str, Any], token: bytes, *, refused: bool, again: bool = False
@@ -69,8 +72,9 @@ class Ndjson:
 class LineEncoder:
     """An `Encoder` of core's channels. With positions, heads lack what ends their line."""
 
-    def __init__(self, format: Format, positions: bool) -> None:
+    def __init__(self, format: Format, positions: bool, *, grouped: bool = False) -> None:
         self._format = format
+        self._grouped = grouped
         self._json = json_text(format)
         self._positions = positions
 
@@ -79,14 +83,19 @@ class LineEncoder:
         if told is None:
             return None
         name, data = told
-        if self._positions:
-            return b'{"@%b":%b' % (name.encode(), data)
-        return b"%b\n" % data if name == "record" else b'{"@%b":%b}\n' % (name.encode(), data)
+        if name == "record" and not self._positions:
+            return b"%b\n" % data
+        head = self._control(name, data)
+        return status_head(entry, head) if self._grouped else head
 
     def position(self) -> bytes:
         return b"{" if self._positions else b""
 
     def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        if self._grouped:
+            events = join_statuses(
+                events, lambda name, data: self._control(name, orjson.dumps(data))
+            )
         if not self._positions:
             return b"".join([event.head for event in events])
         parts: list[bytes] = []
@@ -97,6 +106,10 @@ class LineEncoder:
                 comma = b"" if head == b"{" else b","
                 parts.append(b'%b%b"@position":"%b"}\n' % (head, comma, seal(text, view)))
         return b"".join(parts)
+
+    def _control(self, name: str, data: bytes) -> bytes:
+        """Return the head of a line with an object whose first key is a name."""
+        return b'{"@%b":%b%b' % (name.encode(), data, b"" if self._positions else b"}\n")
 
     def _told(self, entry: News) -> tuple[str, bytes] | None:
         """The name of a line without its `@`, and its JSON."""

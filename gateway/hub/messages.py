@@ -18,7 +18,8 @@ from ..core.record import News, Record
 from ..core.token import seal
 from ..formats import Format, json_text
 from ..wire.websocket import deflated, frame, open_deflated, open_frame
-from .encoder import REFUSED, tell
+from .control_events import REFUSED, tell
+from .grouped import join_statuses, status_head
 
 BATCH = 64 * 1024  # bytes of records after which another message begins
 
@@ -31,10 +32,12 @@ class WebSocket:
         lack the label, so that all subscriptions of a view share them whatever ids their clients
         chose; who writes them to a socket adds it (`wire.websocket.insert_member`).
     deflate: The client takes compressed frames.
+    grouped: The client takes events about many partitions.
     """
 
     labelled: bool = False
     deflate: bool = False
+    grouped: bool = False
 
     @property
     def name(self) -> str:
@@ -106,13 +109,18 @@ class MessageEncoder:
         told = tell(entry)
         if told is None:
             return None
-        name, data = told
+        head = self._control(*told)
+        return status_head(entry, head) if self._wire.grouped else head
+
+    def _control(self, name: str, data: dict[str, Any]) -> Told:
         return Told(self._wire.opened(name, orjson.dumps(data)))
 
     def position(self) -> bytes:
         return self._position
 
     def render(self, events: Iterable[Event], view: bytes) -> bytes:
+        if self._wire.grouped:
+            events = join_statuses(events, self._control)
         out: list[bytes] = []
         batch: list[bytes] = []
         size, last = 0, None

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from ..config import Kafka, Topic
 from ..core.record import TopicPartition
-from ..core.recovery import Cause, cause_of
+from ..core.recovery import Cause
 from ..errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from ..kafka.cluster import Cluster
 from ..kafka.connections import Role
 from ..kafka.fetch_messages import Want
-from ..kafka.offsets import code_of
+from ..kafka.outages import label_topic
 from ..telemetry.about import apart
 from .feeds import Feeds
 
@@ -119,8 +119,13 @@ class Topics:
 
     def _opened(self, name: str, done: asyncio.Task[None]) -> None:
         self._opening.pop(name, None)
-        if not done.cancelled():
-            done.exception()
+        failure = None if done.cancelled() else done.exception()
+        if name not in self._settings or name in self._bootstrap:
+            return  # clients name others as they like; `_warm` tells of bootstrap topics
+        if isinstance(failure, (AccessDenied, UnknownTopic)):
+            self.cluster.outages.fail_with(label_topic(name), failure)
+        elif failure is None and not done.cancelled():
+            self.cluster.outages.recover(label_topic(name), "may be read")
 
     def _is_open(self, name: str) -> bool:
         return name in self.feeds.by_topic
@@ -205,8 +210,7 @@ class Topics:
             try:
                 await self._open(name)
             except KafkaError as exc:
-                cause = cause_of(code_of(exc))
-                self.cluster.outages.fail(f"bootstrap topic={name}", cause, str(exc))
+                self.cluster.outages.fail_with(f"bootstrap topic={name}", exc)
                 await asyncio.sleep(exc.retry_after or 1.0)
         self.cluster.outages.recover(f"bootstrap topic={name}", "is read")
 

@@ -63,7 +63,8 @@ class LinesResponse(StreamingResponse):
 
 async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     """The stream, once BEGIN is due, or a page. Raises RequestError, TokenError, KafkaError."""
-    lines, wait = Ndjson(query.positions(request)), query.wait(request)
+    lines = Ndjson(query.positions(request), query.is_grouped(query.pairs(request)))
+    wait = query.wait(request)
     if wait is not None:
         return await _page(routes, match, request, lines, wait)
     coded, coding = encoded(lines, match.route, request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal, NamedTuple, TypeVar
@@ -87,12 +87,26 @@ def wait(request: HTTPConnection) -> float | None:
 
 def positions(request: HTTPConnection) -> bool:
     """Is `?positions` asked for, with nothing behind it or `=true`? Raises RequestError 400."""
-    text = _one(request, "positions", str.lower)
-    if text is None:
-        return "positions" in request.query_params
-    if text not in ("true", "false", "1", "0"):
-        raise _bad(f"?positions={text[:64]} is not understood; use true or false")
-    return text in ("true", "1")
+    return _flag("positions", pairs(request))
+
+
+def is_grouped(asked: Iterable[tuple[str, str]]) -> bool:
+    """Return whether the client takes events about many partitions, by `?grouped` in a query.
+
+    Raises:
+        RequestError: 400, it is neither there alone nor true or false.
+    """
+    return _flag("grouped", asked)
+
+
+def _flag(name: str, asked: Iterable[tuple[str, str]]) -> bool:
+    values = [value for each, value in asked if each == name]
+    if len(values) > 1:
+        raise _bad(f"?{name}= is given {len(values)} times; give it once")
+    text = values[0].lower() if values else "false"
+    if text not in ("", "true", "false", "1", "0"):
+        raise _bad(f"?{name}={text[:64]} is not understood; use true or false")
+    return text in ("", "true", "1")
 
 
 def _token(request: HTTPConnection) -> tuple[Token | None, TokenError | None]:

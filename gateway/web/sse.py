@@ -30,7 +30,7 @@ HEADERS = {
     **NOSNIFF,
 }
 MEDIA_TYPE = "text/event-stream; charset=utf-8"
-EVENTS = Sse()
+EVENTS = {grouped: Sse(grouped) for grouped in (False, True)}
 AWAY = (3.0, 10.0)  # seconds after which an EventSource tries again when Kafka is away
 
 # Streams end by themselves when the gateway drains; sse-starlette would cut them off first.
@@ -64,7 +64,7 @@ class StreamResponse(EventSourceResponse):
 
 async def respond(routes: Routes, match: Match, request: Request) -> Answer:
     """The stream, once BEGIN is due. Raises RequestError, TokenError and KafkaError."""
-    events, coding = encoded(EVENTS, match.route, request)
+    events, coding = encoded(EVENTS[query.is_grouped(query.pairs(request))], match.route, request)
     wire, headers = framed(events, request.scope), HEADERS | coding
     opened = partial(HttpStream.open, routes, match, request)
     try:

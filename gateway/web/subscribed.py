@@ -15,6 +15,7 @@ from .access import Granted
 from .caller import Caller
 from .messages import Choice
 from .opened import Next, Opened
+from .query import is_grouped
 from .request import Query, chosen, over, request_of, split
 from .routes import Match, Routes
 from .socket import Socket
@@ -83,7 +84,8 @@ class Subscribed(Opened):
         """Begin; from then on what there is goes to the socket by itself. request: asks for all of
         this already; it costs 9 us to make one. after: what the client before left.
         Raises RequestError, TokenError and KafkaError when it cannot be."""
-        wire = WebSocket(self.label is not None, self._hall.socket.deflate)
+        deflate = self._hall.socket.deflate
+        wire = WebSocket(self.label is not None, deflate, is_grouped(self.query))
         if after is not None:
             client = await self.routes.go_on(self.match, self.query, wire, after)
         else:
@@ -124,9 +126,9 @@ class Subscribed(Opened):
         if self._next is not None:
             path, query = self._next.match.path, self._next.query
         if choice.path is not None:
-            ends = [pair for pair in query if pair[0] == "until"]
+            kept = [pair for pair in query if pair[0] in ("until", "grouped")]
             path, query = split(choice.path)
-            query = query if "until" in dict(query) else query + ends
+            query += [pair for pair in kept if pair[0] not in dict(query)]
         query = over(query, chosen(choice))
         match = self.routes.match(path)._replace(granted=granted)
         return Next(match, query, await self.routes.view(match, query), anew=True)

@@ -375,6 +375,7 @@ async def test_topics_and_brokers_that_are_none_are_told(servers: str):
     ):
         assert [await each.ended() for each in (no_topic, no_kafka, no_gateway)] == [1, 1, 1]
     assert no_topic.err.startswith("gateway: 404: ") and "test-nowhere" in no_topic.err
+    assert no_topic.err.count("\n") == 1
     assert "Kafka cause=connection: the bootstrap server at 127.0.0.1:1" in no_kafka.err
     assert "gateway: no stream from 127.0.0.1:1: this Kafka does not" in no_kafka.err
     assert "127.0.0.1:1: Connection refused; is it running" in no_gateway.err

@@ -46,6 +46,7 @@ class Watched(Subscription):
 def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn of the loop is all that one of the feeds takes."""
     monkeypatch.setattr(pump, "REST", 0.0)
+    monkeypatch.setattr(hub_feeds, "MAX_FLUSH_SECONDS", 60.0)
 
 
 @asynccontextmanager
@@ -142,6 +143,13 @@ async def test_what_came_before_a_topic_was_opened_again_is_dropped(embedded: Em
         assert client.seen == []
 
 
+async def measure_cost(feeds: Feeds, client: Watched) -> None:
+    """Let one record tell what the next ones cost."""
+    deliver(feeds, record(ZERO, 0))
+    await asyncio.sleep(0)
+    client.seen.clear()
+
+
 async def test_what_takes_long_is_applied_in_slices_and_in_order(
     embedded: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
 ):
@@ -150,11 +158,9 @@ async def test_what_takes_long_is_applied_in_slices_and_in_order(
     embedded.create_topic("orders", 2)
     async with feeding(embedded) as (feeds, _, client):
         records = [record(ZERO, n) for n in range(5)], [record(ONE, n) for n in range(2)]
-        deliver(feeds, records[0][0])
-        await asyncio.sleep(0)  # what that took tells how many are a slice
+        await measure_cost(feeds, client)
         feeds._deliver(feeds.by_partition[ZERO].reading, records[0][1:])
         feeds._deliver(feeds.by_partition[ONE].reading, records[1])
-        client.seen.clear()
         await feeds._pace.pause()
         assert client.seen == [
             (2, 0, 2, 0), (3, 0, 3, 0), (4, 0, 4, 0), (5, 0, 5, 0), (5, 1, 5, 1), (5, 2, 5, 2)
@@ -168,9 +174,7 @@ async def test_that_a_partition_is_ready_waits_for_no_slice(
     monkeypatch.setattr(hub_feeds, "MAX_FLUSH_SECONDS", 0.0)
     embedded.create_topic("orders", 2)
     async with feeding(embedded) as (feeds, _, client):
-        deliver(feeds, record(ZERO, 0))
-        await asyncio.sleep(0)  # what that took tells how many are a slice
-        client.seen.clear()
+        await measure_cost(feeds, client)
         reading = feeds.by_partition[ZERO].reading
         feeds._deliver(reading, [record(ZERO, n) for n in range(1, 4)])
         feeds._deliver(reading, [Ready(ZERO, 4, 4, 0)])
@@ -185,9 +189,7 @@ async def test_records_of_other_partitions_wait_where_one_becomes_ready(
     monkeypatch.setattr(hub_feeds, "MAX_FLUSH_SECONDS", 0.0)
     embedded.create_topic("orders", 2)
     async with feeding(embedded) as (feeds, _, client):
-        deliver(feeds, record(ZERO, 0))
-        await asyncio.sleep(0)  # what that took tells how many are a slice
-        client.seen.clear()
+        await measure_cost(feeds, client)
         zero, one = (feeds.by_partition[tp].reading for tp in (ZERO, ONE))
         feeds._deliver(zero, [record(ZERO, n) for n in range(1, 3)])
         feeds._deliver(one, [record(ONE, 0), Ready(ONE, 1, 1, 0), record(ONE, 1)])

@@ -24,6 +24,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from hypothesis import HealthCheck, Phase, given, seed
 from hypothesis import strategies as st
+from hypothesis.errors import FlakyFailure
 from support.gateways import config_for
 from support.isolated import WIRES, Isolated
 from support.isolation import CLAIM, Ask, Written, Wrong
@@ -388,5 +389,5 @@ def test_what_was_planted_is_found(
     kafka: EmbeddedKafka, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ):
     plant(monkeypatch)
-    with pytest.raises(Wrong):
+    with pytest.raises((Wrong, FlakyFailure)):  # found twice, or once: it may be a matter of time
         run(kafka, SEED, 4 * EXAMPLES)

@@ -172,12 +172,12 @@ async def test_streams_have_what_a_client_needs(shop: httpx.AsyncClient):
 
 def test_parameters_are_those_that_the_route_takes():
     told = streams(loads(SHOP))
-    always = ["until", "lastEventId", "wait", "positions", "credit"]
+    always = ["until", "lastEventId", "wait", "positions", "grouped", "credit"]
     assert names(told["/events/orders"]) == ["customer", "from", *always]
     assert names(told["/pay/{region}"]) == ["region", "card", "from", *always]
     assert names(told["/live"]) == always, "it has no history to begin in"
     chosen = ["from", "until", "lastEventId", "filter", "fields"]
-    assert names(told["/part"]) == [*chosen, "wait", "positions", "credit"]
+    assert names(told["/part"]) == [*chosen, "wait", "positions", "grouped", "credit"]
     assert "Allowed: orders, pay-*" in told["/topics/{names}"]["parameters"][0]["description"]
     customer, begin, *_ = told["/events/orders"]["parameters"]
     assert "required" not in customer, "one of the two paths does without"
@@ -395,7 +395,7 @@ def test_records_have_the_schema_of_their_format(operation: str, schema: str):
     assert record["payload"] == {"$ref": f"#/components/schemas/{schema}"}
 
 
-TP = TopicPartition("orders", 1)
+TP, OTHER = TopicPartition("orders", 1), TopicPartition("orders", 2)
 ENTRIES: list[Entry] = [
     Record(TP, 0, 1, 1_000, b"ada", b'{"order": 1, "total": 1.5}', (("a", b"b"), ("c", None))),
     Record(TP, 1, 1, 1_000, b"ada", None),
@@ -414,17 +414,18 @@ BEGIN = {
 }
 CHALLENGE = {"guard": "jwt0", "expires": 1_700_000_000.5, "url": "/streams/x/token"}
 WIRES: dict[str, list[Wire]] = {
-    "sse": [Sse()],
-    "ndjson": [Ndjson(), Ndjson(positions=True)],
-    "websocket.send": [WebSocket(), WebSocket(labelled=True)],
+    "sse": [Sse(), Sse(grouped=True)],
+    "ndjson": [Ndjson(), Ndjson(positions=True), Ndjson(positions=True, grouped=True)],
+    "websocket.send": [WebSocket(), WebSocket(labelled=True), WebSocket(grouped=True)],
 }
 
 
 def sent(wire: Wire, format: Format) -> list[tuple[str, Any]]:
     """All that a client hears, by the names that tell it apart."""
     encoder = wire.encoder(format)
-    heads = [(entry, encoder.head(entry)) for entry in ENTRIES]
-    events = [Event(TP, head, b"AAAA") for _, head in heads if head is not None]
+    entries = [entry._replace(tp=tp) for entry in ENTRIES for tp in (TP, OTHER)]
+    heads = [(entry.tp, encoder.head(entry)) for entry in entries]
+    events = [Event(tp, head, b"AAAA") for tp, head in heads if head is not None]
     events.append(Event(TP, encoder.position(), b"AAAB"))
     data = wire.begin(BEGIN, b"AAA", refused=True) + encoder.render(events, b"AAAAA")
     return told(wire, data + wire.end("until", b"AAA"))

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gateway.core.recovery import Cause
 from gateway.errors import GatewayError
 
 from .follow import Follower
@@ -159,6 +160,7 @@ class _Tail:
         if options.quiet:
             logging.getLogger().addHandler(logging.NullHandler())
         logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # ours are enough
+        logging.getLogger("gateway.kafka.outages").addFilter(_is_not_of_topic)
         async with serving(settings) as transport:
             source = SseSource(target, headers={}, transport=transport, shown=shown)
             try:
@@ -177,3 +179,8 @@ class _Tail:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         return context
+
+
+def _is_not_of_topic(record: logging.LogRecord) -> bool:
+    """Return whether a line of the log says more than the answer of the stream does."""
+    return getattr(record, "cause", None) not in (Cause.UNKNOWN_TOPIC, Cause.DENIED)

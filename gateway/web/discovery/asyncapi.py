@@ -18,7 +18,16 @@ from . import messages
 from .description import MULTIPLEX, NDJSON, SSE, SUBPROTOCOL, Parameter, Stream, Transport, streams
 from .schemas import SCHEMAS
 
-_CONTROL = ("begin", "ready", "gap", "position", "error", "end")
+_CONTROL = (
+    "begin",
+    "ready",
+    "partitions-ready",
+    "gap",
+    "position",
+    "error",
+    "partitions-error",
+    "end",
+)
 _ANSWERS = ("renewed", "pong")
 _STEERING = ("change", "credit", "token", "ping")
 _KINDS = {"from_server": tuple(messages.from_server()), "to_server": tuple(messages.to_server())}

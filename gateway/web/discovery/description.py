@@ -216,6 +216,8 @@ class Stream:
         yield Parameter("wait", "query", what, transports=("ndjson",))
         what = "A position with every record."
         yield Parameter("positions", "query", what, transports=("ndjson",))
+        what = "Events about many partitions: partitions-ready and partitions-error."
+        yield Parameter("grouped", "query", what)
         what = "How many records may be sent before more are granted; without it, no limit."
         yield Parameter("credit", "query", what, transports=("websocket",))
 

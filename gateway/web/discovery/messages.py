@@ -21,6 +21,12 @@ def sse() -> dict[str, Schema]:
     told = {
         "sse-begin": message("begin", ref("begin"), "The first event; its id is the position."),
         "sse-ready": message("ready", ref("ready"), "A partition can be read."),
+        "sse-partitions-ready": message(
+            "partitions-ready", ref("partitions-ready"), "Where ?grouped is asked for."
+        ),
+        "sse-partitions-error": message(
+            "partitions-error", ref("partitions-error"), "Where ?grouped is asked for."
+        ),
         "sse-gap": message("gap", ref("gap"), "Records that are not sent."),
         "sse-position": message("position", members({}), "The position moved: see the id."),
         "sse-snapshot-end": message("snapshot-end", ref("snapshot-end"), "What follows is live."),
@@ -52,7 +58,7 @@ def ndjson() -> dict[str, Schema]:
     positioned = {"allOf": [ref("begin"), members({"position": ref("position")})]}
     told["ndjson-begin"] = message("@begin", members({"@begin": positioned}), "With ?positions.")
     told["ndjson-position"] = message("@position", members(at), "With ?positions: it moved.")
-    for name in ("ready", "gap", "snapshot-end", "error"):
+    for name in ("ready", "partitions-ready", "gap", "snapshot-end", "error", "partitions-error"):
         line = members({f"@{name}": ref(name)}, at)
         told[f"ndjson-{name}"] = message(f"@{name}", line, SCHEMAS[name]["description"])
     line = members({"@challenge": ref("challenge")})
@@ -93,6 +99,8 @@ def from_server() -> dict[str, Schema]:
     told = {
         "begin": _framed("begin", at, like="begin"),
         "ready": _framed("ready", None, at, like="ready"),
+        "partitions-ready": _framed("partitions-ready", None, at, like="partitions-ready"),
+        "partitions-error": _framed("partitions-error", None, at, like="partitions-error"),
         "gap": _framed("gap", None, at, like="gap"),
         "snapshot-end": _framed("snapshot-end", at, like="snapshot-end"),
         "position": _framed("position", at),

@@ -104,6 +104,43 @@ SCHEMAS: Mapping[str, Schema] = {
         **members({**WHERE, "offset": COUNT, "resolved": {"enum": ["exact", "approximate"]}}),
         "description": "A partition can be read (again), from `offset` on.",
     },
+    "partitions-ready": {
+        **members(
+            {
+                "topics": {
+                    "type": "array",
+                    "items": members(
+                        {
+                            "topic": TEXT,
+                            "resolved": {"enum": ["exact", "approximate"]},
+                            "partitions": {"type": "array", "items": COUNT},
+                            "offsets": {"type": "array", "items": COUNT},
+                        }
+                    ),
+                }
+            }
+        ),
+        "description": "Partitions can be read (again), each from its offset on; sent in place of "
+        "`ready` where ?grouped is asked for.",
+    },
+    "partitions-error": {
+        **members(
+            {
+                "topics": {
+                    "type": "array",
+                    "items": members(
+                        {
+                            "topic": TEXT,
+                            "code": TEXT,
+                            "partitions": {"type": "array", "items": COUNT},
+                        }
+                    ),
+                }
+            }
+        ),
+        "description": "Partitions cannot be read for now; sent in place of `error` where ?grouped "
+        "is asked for. The stream goes on.",
+    },
     "gap": {
         **members(
             {

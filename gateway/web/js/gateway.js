@@ -301,7 +301,13 @@ export class Stream extends EventTarget {
         this.#queue.push({ type: "record", what, position: n === last ? position : undefined });
       });
     } else if (type === "delete") this.#queue.push({ type, what: told.record, position });
-    else this.#queue.push({ type: type.replace("-end", ""), what: told, position });
+    else if (type in GROUPED) {
+      const each = separated(type, told);
+      const last = each.length - 1;
+      each.forEach((what, n) => {
+        this.#queue.push({ type: GROUPED[type], what, position: n === last ? position : undefined });
+      });
+    } else this.#queue.push({ type: type.replace("-end", ""), what: told, position });
     this.#drain();
   }
 
@@ -1022,7 +1028,7 @@ class Socket {
     const { position, request } = subscription;
     const { path, from, filter, fields, credit } = request;
     const start = position ? { lastEventId: position } : { from };
-    const view = { path, filter: filter ?? undefined, fields: fields ?? undefined };
+    const view = { path: grouping(path), filter: filter ?? undefined, fields: fields ?? undefined };
     subscription.clean = true;
     this.#send({ type: "subscribe", id, ...view, ...start, credit });
   }
@@ -1129,10 +1135,30 @@ class Socket {
   }
 }
 
+/* Events about many partitions, which a path asks for, and what each of these is told ---------- */
+
+const GROUPED = { "partitions-ready": "ready", "partitions-error": "error" };
+
+/** The path or URL, with `?grouped` in its query. */
+function grouping(path) {
+  return /[?&]grouped\b/.test(path) ? path : `${path}${path.includes("?") ? "&" : "?"}grouped=true`;
+}
+
+/** What single `ready` or `error` events would have said, in order. */
+function separated(type, { topics }) {
+  return topics.flatMap(({ topic, code, resolved, partitions, offsets }) =>
+    partitions.map((partition, n) => {
+      if (type === "partitions-ready") return { topic, partition, offset: offsets[n], resolved };
+      const what = `${topic}-${partition} cannot be read for now (${code})`;
+      return { topic, partition, code, message: `${what}; the stream goes on by itself` };
+    }),
+  );
+}
+
 /* Source: an EventSource for one subscription -------------------------------------------- */
 
 const EVENTS = ["message", "begin", "ready", "position", "gap", "delete"];
-EVENTS.push("snapshot-end", "challenge", "end", "error");
+EVENTS.push("snapshot-end", "challenge", "end", "error", ...Object.keys(GROUPED));
 
 class Source {
   #exchange;
@@ -1150,7 +1176,7 @@ class Source {
     clearTimeout(this.#timer);
     const { request, position } = this.#subscription;
     const { base, path, from, filter, fields, credentials } = request;
-    const url = new URL(base + path);
+    const url = new URL(base + grouping(path));
     const start = position ? { lastEventId: position } : { from };
     const asked = { ...start, filter: filter && JSON.stringify(filter), fields: fields?.join() };
     for (const [name, value] of Object.entries(asked)) if (value) url.searchParams.set(name, value);

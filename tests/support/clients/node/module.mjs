@@ -2,7 +2,7 @@
 // Prints a line of JSON for each record, gap, state and error. Takes lines of JSON, each
 // {"call": METHOD, "with": ARGUMENT}, and prints what comes of them; the method `twin` opens a
 // second stream, with these options. The option `lifetime` has it give tokens, numbered from 1,
-// that hold for so many seconds.
+// that hold for so many seconds; with `readiness` it prints which partitions are ready, too.
 import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 import { EventSource } from "eventsource";
@@ -11,7 +11,7 @@ import WebSocket from "ws";
 const [file, url, given] = process.argv.slice(2);
 const { connect } = await import(pathToFileURL(file).href);
 
-const { lifetime, ...options } = JSON.parse(given);
+const { lifetime, readiness, ...options } = JSON.parse(given);
 let tokens = 0;
 const base64 = (claims) => Buffer.from(JSON.stringify(claims)).toString("base64url");
 const token = () => {
@@ -32,6 +32,7 @@ const stream = connect(url, {
   ondelete: told("delete"),
   ongap: told("gap"),
   onbegin: told("begin"),
+  onready: readiness && told("ready"),
   onstate: (state, { reason }) => (state === "live" ? tell({ opened: true }) : tell({ state, reason })),
   onerror: (error) => tell({ error: `${error.code}: ${error.message}`, closed: stream.state === "closed" }),
 });

@@ -1,0 +1,157 @@
+"""A broker that is back makes many partitions ready, which is one event for who understands it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from support.brokers import embedded_kafka
+from support.clients.module import ModuleClient
+from support.gateways import Gateway, browsing, config_for, running_gateway
+from support.multiplex import Multiplex
+from support.oracle import Oracle
+from support.sse import Parser
+from support.until import until
+
+from gateway.kafka.embedded import EmbeddedKafka
+
+WITHIN = 60.0
+PARTITIONS = 300
+PATH = "/events/orders"
+
+kafka = embedded_kafka({"orders": PARTITIONS}, scope="function")
+
+Told = list[tuple[str, dict[str, Any]]]
+
+
+@asynccontextmanager
+async def running(kafka: EmbeddedKafka, *arguments: str) -> AsyncIterator[Gateway]:
+    async with (
+        Oracle(",".join(kafka.bootstrap)) as oracle,
+        running_gateway(config_for(kafka.bootstrap, ["orders"]), arguments=arguments) as gateway,
+    ):
+        await oracle.produce("orders", 1)
+        yield gateway
+
+
+@asynccontextmanager
+async def reading(gateway: Gateway, query: str, accept: str) -> AsyncIterator[Told]:
+    """Control events of a stream over HTTP, as they come."""
+    told: Told = []
+
+    async def read(http: httpx.AsyncClient) -> None:
+        parser, rest = Parser(), b""
+        async with http.stream("GET", PATH + query, headers={"Accept": accept}) as answer:
+            async for piece in answer.aiter_bytes():
+                if accept == "text/event-stream":
+                    told.extend(
+                        (each.type, json.loads(each.data))
+                        for each in parser.feed(piece)
+                        if each.type != "message"
+                    )
+                    continue
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in filter(None, lines):
+                    told.extend((name[1:], data) for name, data in json.loads(line).items())
+
+    async with browsing(gateway) as http:
+        task = asyncio.create_task(read(http))
+        try:
+            await until(lambda: any(name == "begin" for name, _ in told), "begin", WITHIN)
+            yield told
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def listening(gateway: Gateway, path: str) -> AsyncIterator[Callable[[], Told]]:
+    """Control events of a subscription of a socket."""
+    async with Multiplex(gateway.base_url) as socket:
+        await socket.subscribe("a", path)
+        await socket.next("a", "begin")
+        yield lambda: [(each["type"], each) for each in socket.said]
+
+
+def ready_partitions(told: Told) -> list[int]:
+    found = [data["partition"] for name, data in told if name == "ready"]
+    for name, data in told:
+        if name == "partitions-ready":
+            found += [number for group in data["topics"] for number in group["partitions"]]
+    return found
+
+
+def ready_events(told: Told) -> int:
+    return sum(name in ("ready", "partitions-ready") for name, _ in told)
+
+
+async def test_a_broker_that_is_back_is_few_events_on_every_wire(kafka: EmbeddedKafka):
+    """It was one event a partition: 3,000 to each client of as many partitions."""
+    async with running(kafka) as gateway, AsyncExitStack() as stack:
+        sse = await stack.enter_async_context(reading(gateway, "?grouped", "text/event-stream"))
+        plain = await stack.enter_async_context(reading(gateway, "", "text/event-stream"))
+        asked = "?positions&grouped=true"
+        lines = await stack.enter_async_context(reading(gateway, asked, "application/x-ndjson"))
+        said = await stack.enter_async_context(listening(gateway, PATH + "?grouped"))
+        every: list[Callable[[], Told]] = [lambda: sse, lambda: lines, said]
+        before = [(ready_events(each()), len(ready_partitions(each()))) for each in every]
+        plainly = ready_events(plain)
+        kafka.down(1)
+        await asyncio.sleep(0.5)
+        kafka.up(1)
+
+        def are_back() -> bool:
+            news = [
+                len(ready_partitions(each())) - told
+                for each, (_, told) in zip(every, before, strict=True)
+            ]
+            return min(*news, ready_events(plain) - plainly) >= PARTITIONS
+
+        await until(are_back, lambda: str([len(each()) for each in every]), WITHIN)
+        for each, (events, _) in zip(every, before, strict=True):
+            assert set(ready_partitions(each())) == set(range(PARTITIONS))
+            assert ready_events(each()) - events <= PARTITIONS // 10
+        assert not any(name == "partitions-ready" for name, _ in plain)
+
+
+@pytest.mark.needs("node", "npm")
+@pytest.mark.parametrize("transport", ["websocket", "eventsource"])
+async def test_the_javascript_module_tells_each_partition(kafka: EmbeddedKafka, transport: str):
+    options = {"transport": transport, "readiness": True}
+    async with (
+        running(kafka, "--debug", "web") as gateway,
+        ModuleClient(gateway.base_url + PATH, options) as client,
+    ):
+        await client.live()
+        assert f"{PATH}?grouped=true" in gateway.log
+        kafka.down(1)
+        await asyncio.sleep(0.5)
+        kafka.up(1)
+
+        def heard() -> list[dict[str, Any]]:
+            return [json.loads(each["data"]) for each in client.events if each["event"] == "ready"]
+
+        await until(
+            lambda: {each["partition"] for each in heard()} == set(range(PARTITIONS)),
+            client.state,
+            WITHIN,
+        )
+        assert all(
+            each.keys() == {"topic", "partition", "offset", "resolved"}
+            and (each["topic"], each["resolved"]) == ("orders", "exact")
+            for each in heard()
+        )
+        assert not client.errors
+
+
+@pytest.mark.parametrize("query", ["?grouped=maybe", "?grouped&grouped"])
+async def test_what_is_not_understood_is_refused(kafka: EmbeddedKafka, query: str):
+    async with running(kafka) as gateway, browsing(gateway) as http:
+        for accept in ("text/event-stream", "application/x-ndjson"):
+            answer = await http.get(PATH + query, headers={"Accept": accept})
+            assert answer.status_code == 400 and "grouped" in answer.text
