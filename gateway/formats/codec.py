@@ -164,7 +164,7 @@ class Codecs:
         made = self._compiled.get(schema.id)
         if made is None:
             try:
-                made = _made(schema)
+                made = compile_schema(schema)
             except FormatError as exc:
                 made = exc
             self._compiled[schema.id], self._formats[schema.id] = made, schema.format
@@ -189,7 +189,8 @@ def _key(format: Format, subject: str, ref: SchemaRef) -> Any:
     return ref.id if ref.id is not None else (subject, ref.version)
 
 
-def _made(schema: Schema) -> Compiled:
+def compile_schema(schema: Schema) -> Compiled:
+    """Return what reads and writes values of a schema. Raises FormatError."""
     return _MAKERS[schema.format](schema.text, schema.used)
 
 

@@ -75,13 +75,27 @@ class JsonSchema:
 
 
 def _among(used: Mapping[str, Any], base: str) -> Callable[[str], Any]:
-    """Finds a reference by its name as it was resolved, and nothing else."""
+    """Find a reference by its name as it was resolved, or by its own identifier; nothing else.
+
+    What is found has the URI that it was asked for by as its identifier: with another one of its
+    own, jsonschema_rs (0.60) asks for what it refers to by neither.
+    """
     found = {place: each for name, each in used.items() for place in (name, urljoin(base, name))}
+    own = {each[word]: each for each in used.values() for word in _identifier_keywords(each)}
 
     def retrieve(uri: str) -> Any:
-        for name, each in (*found.items(), *used.items()):
+        for name, each in (*found.items(), *used.items(), *own.items()):
             if uri == name or uri.endswith(f"/{name}"):
-                return each
+                words = _identifier_keywords(each)
+                return {**each, **dict.fromkeys(words, uri)} if words else each
         raise ValueError(f"'{uri}' is none of its references; name it in `references`")
 
     return retrieve
+
+
+def _identifier_keywords(schema: Any) -> list[str]:
+    """Return the keywords by which a schema has an identifier of its own."""
+    if not isinstance(schema, dict):
+        return []
+    word = "id" if "draft-04" in str(schema.get("$schema")) else "$id"
+    return [word] if isinstance(schema.get(word), str) else []

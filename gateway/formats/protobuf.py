@@ -1,8 +1,13 @@
 """Protobuf as its JSON mapping, by the text of a .proto file and those it imports.
 
 Before the message stand the indexes that lead to its type in the file, as zigzag varints after
-their number; a lone zero is the first type of the file, and what is written here. Google's own
-types are there for every file to import. Fields without presence are shown also when they have
+their number; a lone zero is the first type of the file, and what is written here. They count the
+messages that stand in the text, as Confluent's Java does, so not those that the compiler adds for
+`map` fields. Confluent's serializers register such fields with a message of their own that says
+`option map_entry = true`, which protoc refuses to read; here it is a `map` again, and counted.
+
+The types of google/protobuf, google/type and confluent are there for every file to import, as a
+schema registry has them. Fields without presence are shown also when they have
 their defaults, as Confluent's own REST proxy does; names are in lowerCamelCase, and taken as
 in the file, too; 64-bit integers are text. (protobuf.dev, ProtoJSON; Confluent wire format.)
 
@@ -13,7 +18,8 @@ own. Measured: compiled in 2 ms; a message of 8 fields is shown in 26 us, writte
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +35,10 @@ _DEEPEST = 64  # a type in a type, as indexes tell it
 _MAIN = "schema.proto"
 _FIRST = b"\x00"
 _SYNTAX = re.compile(r"^\s*(syntax|edition)\s*=", re.MULTILINE)
+_MAP_ENTRY = re.compile(r"\boption\s+map_entry\s*=\s*true\s*;")
+# An option that protoc takes, and nobody uses, carries `map_entry` through the compiler.
+_MARK = "option no_standard_descriptor_accessor = true;"
+_BUNDLED = Path(__file__).with_name("proto")
 
 
 class Protobuf:
@@ -39,7 +49,12 @@ class Protobuf:
         try:
             files = compiled(main, {**used, main: text})
             self._pool = descriptor_pool.DescriptorPool()
+            # full names of the messages that the compiler added for `map` fields
+            self._generated = frozenset(
+                name for name, each in _walk_messages(files.file[-1]) if each.options.map_entry
+            )
             for each in files.file:
+                _restore_map_entries(each)
                 self._pool.Add(each)
             self._types = [each.name for each in files.file[-1].message_type]
             self._file: Any = self._pool.FindFileByName(main)
@@ -93,7 +108,8 @@ class Protobuf:
         try:
             found = self._file.message_types_by_name[self._types[way[0]]]
             for index in way[1:]:
-                found = found.nested_types[index]
+                nested = [n for n in found.nested_types if n.full_name not in self._generated]
+                found = nested[index]
         except IndexError:
             raise ValueError(f"it has no message at {list(way)}") from None
         return found
@@ -128,24 +144,49 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     raise ValueError("an index of the message is too long")
 
 
+def _walk_messages(
+    file: descriptor_pb2.FileDescriptorProto,
+) -> Iterator[tuple[str, descriptor_pb2.DescriptorProto]]:
+    """Yield each message of a file, nested ones too, with its full name."""
+    pending = [(file.package, each) for each in file.message_type]
+    while pending:
+        scope, message = pending.pop()
+        name = f"{scope}.{message.name}" if scope else message.name
+        yield name, message
+        pending += [(name, each) for each in message.nested_type]
+
+
+def _restore_map_entries(file: descriptor_pb2.FileDescriptorProto) -> None:
+    """Make those messages map entries again that the text says are."""
+    for _, message in _walk_messages(file):
+        if message.options.no_standard_descriptor_accessor:
+            message.options.ClearField("no_standard_descriptor_accessor")
+            message.options.map_entry = True
+
+
 def compiled(main: str, files: Mapping[str, str]) -> descriptor_pb2.FileDescriptorSet:
     """A file and all it imports, the innermost first. Raises ValueError, OSError."""
-    import grpc_tools  # with protoc: 5 ms, and only where protobuf is used
+    import google.type  # 5 ms with protoc, and only where protobuf is used
+    import grpc_tools
     from grpc_tools import _protoc_compiler as protoc
 
-    google = Path(str(grpc_tools.__file__)).with_name("_proto")
+    bundled = [Path(str(grpc_tools.__file__)).with_name("_proto"), _BUNDLED]
     with TemporaryDirectory(prefix="gateway-proto-") as name:
         room = Path(name)
+        (room / "google" / "type").mkdir(parents=True)
+        if any("google/type/" in text for text in files.values()):
+            for each in Path(next(iter(google.type.__path__))).glob("*.proto"):
+                shutil.copy(each, room / "google" / "type")
         for path, text in files.items():
-            if path.startswith("google/protobuf/"):
-                continue  # as they are here
             pure = PurePosixPath(path)
             if pure.is_absolute() or ".." in pure.parts or "\0" in path:
                 raise ValueError(f"'{path}' is no path of an import")
+            if any((each / pure).is_file() for each in [*bundled, room]):
+                continue  # as they are here
             (room / pure).parent.mkdir(parents=True, exist_ok=True)
             told = "" if _SYNTAX.search(text) else 'syntax = "proto2";'  # or protoc logs a warning
-            (room / pure).write_text(told + text, "utf-8")
-        includes = [str(room).encode(), str(google).encode()]
+            (room / pure).write_text(told + _MAP_ENTRY.sub(_MARK, text), "utf-8")
+        includes = [str(each).encode() for each in (room, *bundled)]
         try:
             protoc.get_protos(main.encode(), includes)  # it says what is wrong; protoc prints it
         except Exception as exc:  # ProtocErrors, which derives from nothing of ours

@@ -89,6 +89,57 @@ def test_references_are_found_by_their_names(base: dict[str, str], draft: str | 
         made.encode({"id": 1, "item": {}})
 
 
+DRAFTS = (
+    "http://json-schema.org/draft-04/schema#",
+    "http://json-schema.org/draft-07/schema#",
+    "https://json-schema.org/draft/2019-09/schema",
+    "https://json-schema.org/draft/2020-12/schema",
+)
+
+
+def fits(schema: JsonSchema, value: Any) -> bool:
+    try:
+        schema.encode(value)
+    except FormatError as refused:
+        assert "does not fit" in str(refused)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("own", [{}, {"$id": "http://x.example/deep/item.json"}])
+@pytest.mark.parametrize("name", ["item.json", "http://x.example/deep/item.json"])
+def test_references_of_a_schema_with_an_identifier_of_its_own_are_found(
+    draft: str, own: dict[str, str], name: str
+):
+    """Where a referenced schema had an `$id`, what it referred to itself was not found."""
+    used = {
+        name: {**own, "properties": {"sku": {"$ref": "sku.json#/definitions/Sku"}}},
+        "sku.json": {
+            "definitions": {"Sku": {"$ref": "#/definitions/Text"}, "Text": {"type": "string"}}
+        },
+    }
+    main = {"$schema": draft, "properties": {"item": {"$ref": name}}}
+    made = JsonSchema(json.dumps(main), {path: json.dumps(each) for path, each in used.items()})
+    assert fits(made, {"item": {"sku": "a"}})
+    assert not fits(made, {"item": {"sku": 1}})
+
+
+@pytest.mark.parametrize("main", [{}, *({"$schema": draft} for draft in DRAFTS[1:])])
+def test_a_reference_keeps_the_draft_that_it_names(main: dict[str, str]):
+    """The same tuple is said otherwise in draft 7 and in 2020-12."""
+    pair = [{"type": "string"}, {"type": "integer"}]
+    tuples = (
+        {"$schema": DRAFTS[1], "items": pair, "additionalItems": False},
+        {"$schema": DRAFTS[3], "prefixItems": pair, "items": False},
+    )
+    for each in tuples:
+        text = json.dumps({**main, "properties": {"pair": {"$ref": "pair.json"}}})
+        made = JsonSchema(text, {"pair.json": json.dumps(each)})
+        values = (["a", 1], ["a", "b"], ["a", 1, 2])
+        assert [fits(made, {"pair": value}) for value in values] == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -152,3 +152,78 @@ def test_an_import_leaves_no_directory_but_its_own():
 def test_a_file_without_a_syntax_is_proto2():
     made = Protobuf("message A { required string a = 1; }", {})
     assert made.decode(made.encode({"a": "x"})) == {"a": "x"}
+
+
+EXPLICIT = """
+syntax = "proto3";
+message Basket {
+  repeated ItemsEntry items = 1;
+  message ItemsEntry { option map_entry = true; string key = 1; Item value = 2; }
+  message Item { int32 n = 1; }
+}
+"""
+IMPLICIT = """
+syntax = "proto3";
+message Basket {
+  map<string, Item> items = 1;
+  message Item { int32 n = 1; }
+}
+"""
+
+
+def test_map_entries_that_the_text_has_are_maps():
+    """Confluent's serializers register maps so; no record of such a schema could be read."""
+    schema = Protobuf(EXPLICIT, {})
+    value = {"items": {"a": {"n": 1}, "b": {"n": 2}}}
+    assert schema.encode(value) == Protobuf(IMPLICIT, {}).encode(value)
+    assert schema.decode(schema.encode(value)) == value
+
+
+@pytest.mark.parametrize(("text", "index"), [(IMPLICIT, 0), (EXPLICIT, 1)])
+def test_indexes_count_the_messages_of_the_text(text: str, index: int):
+    """An entry that stands for a `map` field was counted as if the text had it."""
+    data = bytes([4, 0, 2 * index]) + b"\x08\x05"
+    assert Protobuf(text, {}).decode(data) == {"n": 5}
+    with pytest.raises(FormatError, match="it has no message at"):
+        Protobuf(text, {}).decode(bytes([4, 0, 2 * index + 2]) + b"\x08\x05")
+
+
+def test_map_entries_of_imported_files_are_maps():
+    main = 'syntax = "proto3"; import "basket.proto"; message Order { Basket basket = 1; }'
+    schema = Protobuf(main, {"basket.proto": EXPLICIT})
+    value = {"basket": {"items": {"a": {"n": 1}}}}
+    assert schema.decode(schema.encode(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "value"),
+    [
+        ("google/type/money.proto", "google.type.Money", {"units": "3"}),
+        ("confluent/type/decimal.proto", "confluent.type.Decimal", {"value": "AQ==", "scale": 2}),
+        ("google/protobuf/duration.proto", "google.protobuf.Duration", "1.500s"),
+    ],
+)
+def test_types_that_registries_know_need_no_reference(path: str, kind: str, value: Any):
+    """Kafka Connect's schemas import them, and the registry lists no reference for them."""
+    schema = Protobuf(f'syntax = "proto3"; import "{path}"; message A {{ {kind} a = 1; }}', {})
+    shown = schema.decode(schema.encode({"a": value}))["a"]
+    assert shown == value if isinstance(value, str) else value.items() <= shown.items()
+
+
+def test_what_schemas_say_of_their_fields_is_passed_over():
+    text = """
+    syntax = "proto3";
+    import "confluent/meta.proto";
+    message A { int32 n = 1 [(confluent.field_meta) = { tags: "PII" }]; }
+    """
+    schema = Protobuf(text, {})
+    assert schema.decode(schema.encode({"n": 1})) == {"n": 1}
+
+
+def test_an_import_does_not_replace_what_is_here():
+    """A reference by the path of a file of ours is written nowhere."""
+    path = "google/type/money.proto"
+    used = {path: 'syntax = "proto3"; package google.type; message Money { string evil = 1; }'}
+    main = f'syntax = "proto3"; import "{path}"; message A {{ google.type.Money m = 1; }}'
+    schema = Protobuf(main, used)
+    assert schema.decode(schema.encode({"m": {"units": "3"}}))["m"]["units"] == "3"
