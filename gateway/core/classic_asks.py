@@ -101,13 +101,18 @@ class LeaveAnswer(NamedTuple):
     error: int
 
 
-# What ends a membership, in words.
-FATAL: Mapping[int, str] = {
+# What ends a membership, in words: nothing but another configuration of this process helps.
+FINAL: Mapping[int, str] = {
+    Code.INVALID_GROUP_ID: "the broker does not take this group's name",
+    # Joining again would take it back from the other one, and fence that one in its turn.
+    Code.FENCED_INSTANCE_ID: "another member has taken this instance id",
+}
+# What keeps a member out until others change it: members of the group, or who runs the brokers.
+PASSING: Mapping[int, str] = {
     Code.INCONSISTENT_GROUP_PROTOCOL: (
         f"the group's other members do not know the assignor {ASSIGNOR}; give them it as well, "
         "or take another group"
     ),
-    Code.INVALID_GROUP_ID: "the broker does not take this group's name",
     Code.INVALID_SESSION_TIMEOUT: (
         "the session timeout is outside the broker's group.min.session.timeout.ms to "
         "group.max.session.timeout.ms"
@@ -115,5 +120,4 @@ FATAL: Mapping[int, str] = {
     Code.GROUP_AUTHORIZATION_FAILED: "the gateway may not read with this group; grant it READ",
     Code.UNSUPPORTED_VERSION: "the broker does not know this kind of membership",
     Code.GROUP_MAX_SIZE_REACHED: "the group is full (the broker's group.max.size)",
-    Code.FENCED_INSTANCE_ID: "another member has taken this instance id",
 }

@@ -6,7 +6,8 @@ and joins again, so that the leader gives it out in the next generation. Only wh
 
 What is held is lost when the coordinator says that the member is unknown or of an earlier
 generation, and after `session_timeout` without a word of the coordinator: it may have given
-everything to others by then.
+everything to others by then. It is lost as well when the member is not let in; where the reason may
+pass (`PASSING`) it joins anew, as seldom as `core/recovery` says for what is not allowed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from uuid import UUID
 
 from .assignor import Claim, assign
 from .classic_asks import (
-    FATAL,
+    FINAL,
+    PASSING,
     Code,
     HeartbeatAsk,
     JoinAnswer,
@@ -97,16 +99,26 @@ class ClassicMember:
     _ids: dict[str, UUID] = field(default_factory=dict)  # of topics, as last known
     _planned: dict[str, int] = field(default_factory=dict)
     _backoff: Backoff = field(init=False)
+    _is_refused: bool = False  # for a reason that may pass
+    # Of its own: a failure between two refusals must not make the next one the first.
+    _refusals: Backoff = field(init=False)
 
     def __post_init__(self) -> None:
         self._backoff = Backoff(_AGAIN[1], self.random, floor=_AGAIN[0])
+        self._refusals = Backoff(_AGAIN[1], self.random)
 
     @property
     def state(self) -> State:
         if self._over is not None:
             return self._over
+        if self._is_refused:
+            return State.FAILED
         settled = self._phase is _Phase.MEMBER and not self._again
         return State.RUNNING if settled else State.REBALANCING
+
+    @property
+    def is_over(self) -> bool:
+        return self._over is not None
 
     @property
     def identity(self) -> Identity:
@@ -164,8 +176,9 @@ class ClassicMember:
         self._asking = None
         if answer.error:
             return self._refused(answer, now)
-        self._heard = now
+        self._heard, self._is_refused = now, False
         self._backoff.succeeded()
+        self._refusals.succeeded()
         if isinstance(answer, JoinAnswer):
             self._joined(answer, now)
             return ()
@@ -268,10 +281,15 @@ class ClassicMember:
 
     def _refused(self, answer: Answer, now: float) -> list[Event]:
         error = answer.error
-        if error in FATAL:
-            events = self._lose(FATAL[error])
+        if error in FINAL:
+            events = self._lose(FINAL[error])
             self._over, self.due = State.FAILED, inf
-            return [*events, Failed(error, FATAL[error])]
+            return [*events, Failed(error, FINAL[error], is_final=True)]
+        if error in PASSING:
+            events = self._lose(PASSING[error])
+            self._is_refused = True
+            self.due = now + self._refusals.delay(Cause.DENIED)
+            return [*events, Failed(error, PASSING[error], is_final=False)]
         if error == Code.MEMBER_ID_REQUIRED and isinstance(answer, JoinAnswer):
             self._member_id, self.due = answer.member_id, now
             return []

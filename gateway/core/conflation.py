@@ -186,6 +186,12 @@ class LatestOffsets:
             return False
         return self._offsets.get(entry.key, -1) > entry.offset
 
+    def skip_replaced(self, entry: Entry) -> Entry:
+        """Return the entry, or what passes over it where the log has replaced it."""
+        if not self.has_replaced(entry):
+            return entry
+        return Skip(entry.tp, entry.offset, entry.next, entry.epoch)
+
     def _count(self) -> None:
         before, self.bytes = self.bytes, KEY_COST * len(self._offsets)
         self._rings.bytes += self.bytes - before

@@ -6,6 +6,9 @@ another. So a partition has two owners only while one of them has not heard that
 
 A heartbeat without an answer may have been counted: the next one says everything, and the broker
 takes the former epoch from who lost an answer. Fields that did not change are left out otherwise.
+
+A member that is not let in for a reason that may pass (`PASSING`) owns nothing, and joins anew,
+as seldom as `core/recovery` says for what is not allowed.
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from .member import (
     Topic,
 )
 from .record import TopicPartition
+from .recovery import Backoff, Cause
 
 JOIN, LEAVE, LEAVE_STATIC = 0, -1, -2  # epochs that say what is meant
 AGAIN = 0.1  # seconds until what failed is tried again, growing to
@@ -38,17 +42,24 @@ AT_MOST = 2.0
 LOADING, NO_COORDINATOR, NOT_COORDINATOR = 14, 15, 16
 UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH = 25, 110
 UNRELEASED_INSTANCE_ID = 111
-FATAL = {
-    23: "the group's members speak another protocol",
+GROUP_ID_NOT_FOUND = 69
+# What ends a membership: it depends on what this process asks for, and on nothing else.
+FINAL: Mapping[int, str] = {
     24: "its name is not valid",
-    29: "the gateway may not describe one of its topics",
-    30: "the gateway may not read with it",
-    35: "the broker does not speak its protocol in our version",
     42: "the broker finds the request invalid",
-    69: "it is of another type and cannot be changed now",
-    81: "it has as many members as it may",
-    82: "another member took this one's instance id",
     112: "the broker does not have the assignor",
+}
+# What others may change while this process goes on as it is.
+PASSING: Mapping[int, str] = {
+    23: "the group's members speak another protocol",
+    29: "the gateway may not describe one of its topics; grant it DESCRIBE",
+    30: "the gateway may not read with it; grant it READ",
+    # An older broker amid an upgrade, or a cluster whose feature group.version is 0 yet.
+    35: "the broker does not speak its protocol in our version",
+    GROUP_ID_NOT_FOUND: "it is of another type and cannot be changed now",
+    81: "it has as many members as it may (the broker's group.consumer.max.size)",
+    # Joining again takes nothing from the other one: it is UNRELEASED_INSTANCE_ID until that left.
+    82: "another member took this one's instance id",
 }
 
 Place = tuple[UUID, int]  # a partition of a topic, and not of another with the same name
@@ -115,13 +126,24 @@ class ConsumerMember:
     _joined: bool = False  # the broker may know the member
     _urgent: bool = False
     _failures: int = 0
+    _is_refused: bool = False  # for a reason that may pass
+    _refusals: Backoff = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._refusals = Backoff(AT_MOST, self.random)
 
     @property
     def state(self) -> State:
         if self._over is not None:
             return self._over
+        if self._is_refused:
+            return State.FAILED
         settled = not self._revoking and self._said == self._owned == self._target
         return State.RUNNING if self._epoch > 0 and settled else State.REBALANCING
+
+    @property
+    def is_over(self) -> bool:
+        return self._over is not None
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
@@ -137,7 +159,9 @@ class ConsumerMember:
         return frozenset(self._topics or ()) | {self._names[topic] for topic, _ in self._owned}
 
     def subscribe(self, topics: Collection[str], now: float) -> None:
-        self._topics = tuple(sorted(topics))
+        before, self._topics = self._topics, tuple(sorted(topics))
+        if self._is_refused and self._topics != before and self._asking is None:
+            self.due = min(self.due, now)  # it may be one of the former topics that is denied
         self.hurry(now)
 
     def learn(self, topics: Mapping[str, Topic], now: float) -> Sequence[Event]:
@@ -169,7 +193,9 @@ class ConsumerMember:
             return ()
         self._asking = None
         if answer.error:
-            return self._refused(answer, now)
+            return self._refused(ask, answer, now)
+        self._is_refused = False
+        self._refusals.succeeded()
         self._failures, self._whole, self._epoch = 0, False, answer.epoch
         self.member_id = answer.member_id or self.member_id
         if ask.topics is not None:
@@ -195,7 +221,7 @@ class ConsumerMember:
         return self._reconcile(now)
 
     def hurry(self, now: float) -> None:
-        if self._topics is None or self._over is not None:
+        if self._topics is None or self._over is not None or self._is_refused:
             return
         if self._asking is not None:
             self._urgent = True
@@ -243,19 +269,26 @@ class ConsumerMember:
         known = self._known.get(self._names[topic])
         return known is not None and known.id == topic
 
-    def _refused(self, answer: BeatAnswer, now: float) -> list[Event]:
+    def _refused(self, beat: Beat, answer: BeatAnswer, now: float) -> list[Event]:
         error = answer.error
-        if error in (UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH):
+        # A group whose members all expired is deleted; only who joins makes it again.
+        deleted = error == GROUP_ID_NOT_FOUND and beat.epoch > JOIN
+        if deleted or error in (UNKNOWN_MEMBER_ID, FENCED_MEMBER_EPOCH):
             why = "fenced" if error == FENCED_MEMBER_EPOCH else "the coordinator forgot the member"
             events = self._lose(f"{why}: {answer.message or error}")
             # At once the first time; whoever is fenced again and again is not in a hurry.
             self.due = now if self._failures == 0 else now + self._delay()
             self._failures += 1
             return events
-        if error in FATAL:
-            events = self._lose(FATAL[error])
+        if error in FINAL:
+            events = self._lose(FINAL[error])
             self._over, self.due = State.FAILED, inf
-            return [*events, Failed(error, answer.message or FATAL[error])]
+            return [*events, Failed(error, answer.message or FINAL[error], is_final=True)]
+        if error in PASSING:
+            events = self._lose(PASSING[error])
+            self._is_refused = True
+            self.due = now + self._refusals.delay(Cause.DENIED)
+            return [*events, Failed(error, answer.message or PASSING[error], is_final=False)]
         self._whole, self.due = True, now + self._delay()
         return [Moved()] if error in (NO_COORDINATOR, NOT_COORDINATOR) else []
 

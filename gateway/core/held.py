@@ -122,8 +122,7 @@ class Held:
         self.position, self.epoch = self.fetched, self.fetched_epoch
 
     def _forget(self) -> None:
-        self.lineage += 1
+        self.supersede()
         self.kept.clear()
         self.size, self.spec, self.drained, self.stopped = 0, None, False, False
         self.retry_at, self.failures, self.missing = 0.0, 0, None
-        self.flight = None

@@ -28,7 +28,10 @@ NO_EPOCH = -1  # of who is no member: what is committed with it is not fenced
 
 
 class State(StrEnum):
-    """REBALANCING: joining, giving up, or not through with a new assignment."""
+    """REBALANCING: joining, giving up, or not through with a new assignment.
+
+    FAILED: the coordinator does not let the member in. It may be tried again: see `Failed`.
+    """
 
     REBALANCING = "rebalancing"
     RUNNING = "running"
@@ -92,10 +95,17 @@ class Moved(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The group cannot be joined, and trying again would not help. `error` is Kafka's code."""
+    """The coordinator does not let the member in, which owns nothing any more.
+
+    error:    Kafka's code.
+    is_final: nothing but another configuration of this process helps. Otherwise the member asks
+              again, slowly, because the reason may pass by itself: a right is given back, or
+              other members leave.
+    """
 
     error: int
     why: str
+    is_final: bool
 
 
 Event: TypeAlias = Assigned | Revoking | Lost | Moved | Failed
@@ -106,6 +116,10 @@ class Membership(Protocol):
 
     @property
     def state(self) -> State: ...
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing is asked any more: it was left, or failed for good."""
 
     @property
     def owned(self) -> frozenset[TopicPartition]:

@@ -29,10 +29,13 @@ DUPLICATE = 46  # it was appended before; Kafka forgot where
 RECORD = frozenset({2, 10, 18, 32, 87})  # corrupt, too large (twice), timestamp, invalid
 # The broker does not know the producer id, or not as we do.
 STRANGER = frozenset({45, 47, 49, 59, 90})
-# To be tried again. All but NOT_ENOUGH_REPLICAS (19) may also come after an append: a leader
-# that is deposed while it waits for its replicas answers NOT_LEADER.
+# To be tried again. Most of them may also come after an append: a leader that is deposed while it
+# waits for its replicas answers NOT_LEADER.
 PASSING = frozenset({3, 5, 6, 7, 8, 9, 13, 14, 15, 19, 20, 56, 72, 74, 75, 78, 89, 100})
-BEFORE_APPEND = frozenset({19, 89})  # 89: THROTTLING_QUOTA_EXCEEDED
+# NOT_ENOUGH_REPLICAS and THROTTLING_QUOTA_EXCEEDED come before an append. After one, a broker
+# answers UNKNOWN_TOPIC_OR_PARTITION or UNKNOWN_TOPIC_ID only where the topic was deleted, and the
+# batch with it. So a batch for a topic that is gone is not in doubt.
+BEFORE_APPEND = frozenset({3, 19, 89, 100})
 
 
 class Fate(Enum):

@@ -14,7 +14,14 @@ from uuid import UUID
 
 from gateway.core.member import Identity
 from gateway.core.record import TopicPartition
-from gateway.errors import AccessDenied, BrokerUnavailable, GroupFailed, KafkaError, NotOwned
+from gateway.errors import (
+    AccessDenied,
+    BrokerUnavailable,
+    GroupFailed,
+    KafkaError,
+    NotOwned,
+    UnknownTopic,
+)
 
 from .coordinators import Coordinators
 from .group_messages import NOBODY, Committed, OffsetCommitRequest, OffsetFetchRequest
@@ -25,12 +32,35 @@ _PAUSE = (0.05, 1.0)  # seconds between attempts, from and to
 _MOVED = {14, 15, 16}  # COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
 _STALE = {22, 27, 113}  # ILLEGAL_GENERATION, REBALANCE_IN_PROGRESS, STALE_MEMBER_EPOCH
 _FENCED = {25, 82, 110}  # UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, FENCED_MEMBER_EPOCH
-_AGAIN = {3, 7, 88, 100, 103}  # topic not known yet, REQUEST_TIMED_OUT, UNSTABLE_OFFSET_COMMIT
+_UNKNOWN = {3, 100, 103}  # the topic is not known yet, or any more
+_AGAIN = {7, 88} | _UNKNOWN  # REQUEST_TIMED_OUT, UNSTABLE_OFFSET_COMMIT
+UNKNOWN_TIMEOUT = 2.0  # seconds until a topic that the coordinator does not know is deleted
 _DENIED = {29, 30}
 
 
 async def _alone(within: float) -> None:
     await asyncio.sleep(min(within, _PAUSE[0]))
+
+
+class _UnknownTopics:
+    """The topics of one commit that the coordinator does not know, and since when."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._since: dict[str, float] = {}  # loop time, by topic
+
+    def note(self, topics: Collection[str]) -> None:
+        """Take the topics of the last answer in place of those before."""
+        now = asyncio.get_running_loop().time()
+        self._since = {topic: self._since.get(topic, now) for topic in topics}
+
+    def check(self) -> None:
+        """Raise UnknownTopic where each of them has been unknown for long enough."""
+        now = asyncio.get_running_loop().time()
+        if now - max(self._since.values()) >= UNKNOWN_TIMEOUT:
+            topic = min(self._since)
+            what = f"the coordinator of the group {self._group} knows no topic {topic} (any more)"
+            raise UnknownTopic(f"{what}; its offsets are not committed", topic=topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +85,17 @@ class Commits:
         within: float = TIMEOUT,
     ) -> None:
         """Raises NotOwned for what is not the member's (any more), after the rest is committed;
-        AccessDenied, GroupFailed; BrokerUnavailable when `within` seconds were not enough."""
+        UnknownTopic for topics that the coordinator did not know for `UNKNOWN_TIMEOUT`, also after
+        the rest; AccessDenied, GroupFailed; BrokerUnavailable when `within` seconds were not
+        enough.
+
+        A member that gives up a deleted topic commits it first, so the group stands still, and no
+        new topic is read, for as long as that takes.
+        """
         left = dict(offsets)
         deadline, lacking = self._deadline(within), set[TopicPartition]()
         pause, failure = _PAUSE[0], BrokerUnavailable("no answer in time", timeout=True)
+        unknown = _UnknownTopics(self.group)
         while left:
             lacking |= self._drop(left)
             if not left:
@@ -70,7 +107,10 @@ class Commits:
             except BrokerUnavailable as exc:
                 errors, failure = dict.fromkeys(left, 7), exc
             left = {tp: one for tp, one in left.items() if errors[tp]}
+            unknown.note({tp.topic for tp in left if errors[tp] in _UNKNOWN})
             if left:
+                if {errors[tp] for tp in left} <= _UNKNOWN:
+                    unknown.check()
                 await self._mend({errors[tp] for tp in left}, left, deadline, pause, failure)
                 pause = min(pause * 2, _PAUSE[1])
         if lacking:

@@ -25,7 +25,7 @@ from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError
 from gateway.telemetry.about import apart
 from gateway.telemetry.tallies import Requests
 
-from .failures import BROKEN, cancels_caller, cause_of, said
+from .failures import BROKEN, cancels_caller, cause_of, guess_listener, said
 from .messages import Request
 from .security import Connection, Credentials
 
@@ -90,6 +90,7 @@ class _Node:
     failed_at: float = -1.0
     retry_at: float | None = None
     failure: KafkaError | None = None
+    has_answered: bool = False
     links: dict[Role, Link] = field(default_factory=dict)
     connecting: dict[Role, asyncio.Task[Link]] = field(default_factory=dict)
     spares: list[Link] = field(default_factory=list)
@@ -124,6 +125,7 @@ class Connections:
         self.tracing: Tracing | None = None
         self._client_id = client_id
         self._credentials = credentials
+        self._protocol = "PLAINTEXT"
         self._idle = idle
         self._backoff = backoff
         self._nodes: dict[int, _Node] = {}
@@ -149,6 +151,11 @@ class Connections:
         """Loop time before which no connection to the broker is tried, None if it may be."""
         known = self._nodes.get(node)
         return known.retry_at if known is not None else None
+
+    def failure(self, node: int) -> KafkaError | None:
+        """Return why a broker cannot be reached now, None where it can."""
+        known = self._nodes.get(node)
+        return known.failure if known is not None and known.retry_at is not None else None
 
     async def send(
         self, node: int, role: Role, request: Request[R], *, within: float | None = None
@@ -314,8 +321,9 @@ class Connections:
             return
         message = f"{known.failure or self._name(node)}; it is tried again in {left:.2f}s"
         if isinstance(known.failure, AuthenticationFailed):
-            raise AuthenticationFailed(message, retry_after=left)
-        raise BrokerUnavailable(message, node=_public(node), retry_after=left)
+            raise AuthenticationFailed(message, retry_after=left) from known.failure
+        # Not `timeout`, whatever failed before: this request was never sent.
+        raise BrokerUnavailable(message, node=_public(node), retry_after=left) from known.failure
 
     async def _open(self, node: int, role: Role, known: _Node) -> Link:
         started = asyncio.get_running_loop().time()
@@ -360,13 +368,15 @@ class Connections:
             await asyncio.gather(*attempts, return_exceptions=True)
 
     def _connection(self, host: str, port: int, idle: float) -> Connection:
+        credentials = self._credentials()
+        self._protocol = credentials.get("security_protocol", self._protocol)
         return Connection(
             host,
             port,
             client_id=self._client_id,
             request_timeout_ms=_FOREVER_MS,
             max_idle_ms=int(idle * 1000),
-            **self._credentials(),
+            **credentials,
         )
 
     def _failed(self, node: int, exc: BaseException, started: float) -> KafkaError:
@@ -383,7 +393,7 @@ class Connections:
         return failure
 
     def _told(self, node: int, exc: BaseException, cause: Cause, delay: float) -> KafkaError:
-        name = self._name(node)
+        name, known = self._name(node), self._nodes.get(node)
         if cause is Cause.AUTHENTICATION:
             return AuthenticationFailed(
                 f"{name} refused the gateway or its certificate: {said(exc)}; check kafka.security",
@@ -391,6 +401,8 @@ class Connections:
             )
         timeout = cause is Cause.TIMEOUT
         how = "gave no answer in time" if timeout else f"cannot be reached: {said(exc)}"
+        if known is None or not known.has_answered:
+            how += guess_listener(exc, self._protocol)
         return BrokerUnavailable(
             f"{name} {how}", node=_public(node), timeout=timeout, retry_after=delay
         )
@@ -398,11 +410,13 @@ class Connections:
     def _succeeded(self, link: Link, throttle_ms: int) -> None:
         link.is_used = True
         known = self._nodes.get(link.node)
-        if known is not None and known.retry_at is not None:
-            known.retry_at = None
-            known.backoff.succeeded()
-            for listener in tuple(self._listeners):
-                listener(link.node)
+        if known is not None:
+            known.has_answered = True
+            if known.retry_at is not None:
+                known.retry_at = None
+                known.backoff.succeeded()
+                for listener in tuple(self._listeners):
+                    listener(link.node)
         if throttle_ms > 0:
             link.throttled_until = asyncio.get_running_loop().time() + throttle_ms / 1000
 

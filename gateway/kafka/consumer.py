@@ -243,7 +243,7 @@ class GroupConsumer:
         """Say that Kafka does not have an offset any more, and where it goes on."""
         who = f"group {self.group}: " if self.group else ""
         if found > missing:
-            self._groups.missing[self._groups.named(self.group)] += found - missing
+            self._groups.missing[self._groups.label_of(self.group)] += found - missing
             log.warning(
                 "%s%s has no offset %d any more: %d records are lost to it, it goes on at %d",
                 who, tp, missing, found - missing, found,

@@ -9,7 +9,7 @@ from typing import Any
 from aiokafka import errors as kafka_errors
 
 from gateway.core.recovery import Cause
-from gateway.errors import AuthenticationFailed
+from gateway.errors import AuthenticationFailed, KafkaError
 
 _REFUSED = (
     kafka_errors.SaslAuthenticationFailed,
@@ -41,5 +41,37 @@ def cancels_caller(other: asyncio.Future[Any]) -> bool:
 
 
 def said(exc: BaseException) -> str:
+    """Return an error's own words, or those of what caused it."""
     inner = exc.__cause__ or exc
+    if isinstance(inner, kafka_errors.UnsupportedSaslMechanismError):
+        return "the broker does not offer this mechanism of kafka.security.sasl"
     return str(inner) or type(inner).__name__
+
+
+def reason_of(exc: KafkaError) -> KafkaError:
+    """Return the failure for which a request was not even sent, or the error itself.
+
+    While a broker's delay runs, requests to it fail with another error each time, which is no news.
+    """
+    return exc.__cause__ if isinstance(exc.__cause__, KafkaError) else exc
+
+
+def guess_listener(exc: BaseException, protocol: str) -> str:
+    """Return what may be wrong where a broker closed a connection before it ever answered.
+
+    Brokers say nothing to those who speak another protocol than their listener does.
+
+    Args:
+        exc: What the attempt to connect raised.
+        protocol: What the gateway spoke, as Kafka names it: PLAINTEXT, SSL, SASL_SSL.
+
+    Returns:
+        The rest of a sentence, or nothing.
+    """
+    inner = exc.__cause__ or exc
+    if not isinstance(inner, (ConnectionResetError, BrokenPipeError, EOFError, ssl.SSLError)):
+        return ""
+    if protocol.endswith("SSL"):
+        return "; it may not speak TLS on this port, see kafka.security.tls"
+    wanted = "TLS" if protocol.startswith("SASL") else "TLS or a login"
+    return f"; it may want {wanted} on this port, see kafka.security"

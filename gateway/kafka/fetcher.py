@@ -74,6 +74,7 @@ class Fetcher:
         self._deliver = deliver
         self._role = role
         self._lanes: dict[int, list[Lane]] = {}
+        self._failing: set[int] = set()  # brokers that are said to be lost
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._refreshing: asyncio.Task[None] | None = None
@@ -370,6 +371,25 @@ class Fetcher:
         job.reading.heard_at = self.now()
         if not isinstance(answer, int):
             return job
+        self._tell_unreachable(job)
         self.hinder(job, cause_of(answer), self._closed_for(job))
         self.refresh(f"{tp}: error {answer}")
         return None
+
+    def _tell_unreachable(self, job: Job) -> None:
+        """Where offsets are asked for first, no fetch fails that would tell it."""
+        leader = job.reading.leader
+        failure = self.cluster.connections.failure(leader) if leader is not None else None
+        if leader is not None and failure is not None:
+            self.fail_broker(leader, failure)
+
+    def fail_broker(self, node: int, error: KafkaError) -> None:
+        """Have it said that a broker cannot be read from."""
+        self._failing.add(node)
+        self.cluster.outages.fail_with(f"FETCH disconnect broker={node}", error, broker=node)
+
+    def recover_broker(self, node: int) -> None:
+        """Note that a broker answered a fetch."""
+        if node in self._failing:
+            self._failing.discard(node)
+            self.cluster.outages.recover(f"FETCH disconnect broker={node}", "is over")

@@ -3,12 +3,16 @@
 One task for each member, and no thread; heartbeats and commits of all members go over one
 connection of each coordinator. What a listener does with partitions that are taken away goes on
 beside the heartbeats, and the coordinator hears that they are free when it is through.
+
+A group that cannot be used, because Kafka refuses the member or the login, is asked for again ever
+more slowly; the cluster's `Outages` say so in the log, and that it is over.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeAlias
@@ -27,17 +31,21 @@ from gateway.core.member import (
     Topic,
 )
 from gateway.core.record import TopicPartition
+from gateway.core.recovery import Backoff, Cause, cause_of
 from gateway.errors import AccessDenied, AuthenticationFailed, GroupFailed, KafkaError
 from gateway.telemetry.about import apart
 
 from .changes import Change
 from .cluster import Cluster
+from .failures import reason_of
+from .offsets import code_of
+from .outages import REPEAT_SECONDS
 from .protocols import Protocols, carried
 
 log = logging.getLogger(__name__)
 
 AGAIN = 0.2  # seconds until what could not be asked is asked again
-DENIED = 5.0  # the same for what is not allowed
+DENIED = frozenset({29, 30})  # TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED
 LEAVING = 2.0  # seconds that a leaving member waits for the coordinator's answer
 RESOLVE = 0.25  # seconds between looks for a topic that only the coordinator knows yet
 
@@ -87,6 +95,8 @@ class Group:
         self._losses: Counter[TopicPartition] = Counter()
         self._task: asyncio.Task[None] | None = None
         self._work: asyncio.Task[None] | None = None
+        self._failure: KafkaError | None = None  # as the owner knows it
+        self._refusals = Backoff(AGAIN, random.random)
         self._unlisten = cluster.metadata.listen(self._changed)
         self._now: Callable[[], float] = asyncio.get_running_loop().time
         self._since = self._now()
@@ -110,8 +120,8 @@ class Group:
 
     async def hurry(self, within: float) -> None:
         """Let the coordinator be asked at once; returns after its answer, or `within` seconds."""
-        if self.member is None:
-            return
+        if self.member is None or self.member.state is State.FAILED:
+            return  # it owns nothing, and its next attempt may be a minute away
         self.member.hurry(self._now())
         self._wake.set()
         turned = self._turned
@@ -139,25 +149,58 @@ class Group:
                     await self._cluster.coordinators.send(self.name, carried(ask))
             except (KafkaError, TimeoutError) as exc:
                 log.warning("group %s: the coordinator did not hear of a leave: %s", self.name, exc)
+        if self._failure is not None:
+            self._cluster.outages.recover(self._label, "is not used any more")
 
     async def _run(self) -> None:
         while True:
             try:
                 member = self.member or await self._begin()
-                while member.state not in (State.FAILED, State.LEFT):
+                while not member.is_over:
                     await self._turn(member)
-                return
-            except GroupFailed as exc:
-                self._owner.failed(exc)
-                return
+                break
             except KafkaError as exc:
-                refused = isinstance(exc, (AccessDenied, AuthenticationFailed))
-                self._owner.failed(exc if refused else None)
-                log.debug("group %s: %s", self.name, exc)
-                await asyncio.sleep(exc.retry_after or (DENIED if refused else AGAIN))
+                await asyncio.sleep(self._hinder(exc) or AGAIN)
             except Exception:
                 log.exception("group %s: its member failed; it goes on", self.name)
                 await asyncio.sleep(AGAIN)
+        while self._failure is not None:  # for good
+            self._fail(self._failure)
+            await asyncio.sleep(REPEAT_SECONDS)
+
+    # what keeps it from being used
+
+    @property
+    def _label(self) -> str:
+        return f"group={self.name}"
+
+    def _hinder(self, exc: KafkaError) -> float:
+        """Note that nothing was answered, or that there is no way to ask.
+
+        Returns:
+            The seconds until the next attempt, 0 where nothing is known of that.
+        """
+        log.debug("group %s: %s", self.name, exc)
+        if isinstance(exc, (AccessDenied, AuthenticationFailed, GroupFailed)):
+            self._fail(exc)
+            return exc.retry_after or self._refusals.delay(Cause.DENIED)
+        # A broker that is only away may refuse us when it is back: the last failure stays.
+        return exc.retry_after or 0.0
+
+    def _fail(self, failure: KafkaError) -> None:
+        """Say why the group cannot be used, or still cannot."""
+        self._failure = failure
+        self._owner.failed(failure)
+        reason = reason_of(failure)
+        self._cluster.outages.fail(self._label, _name_cause(reason), str(reason), group=self.name)
+
+    def _recover(self) -> None:
+        """Note that the coordinator lets the member in."""
+        self._refusals.succeeded()
+        self._owner.failed(None)
+        if self._failure is not None:
+            self._failure = None
+            self._cluster.outages.recover(self._label, "can be used again")
 
     async def _begin(self) -> Membership:
         link = await self._cluster.coordinators.link(self.name)
@@ -181,16 +224,13 @@ class Group:
         try:
             answer = await self._cluster.coordinators.send(ask.group, carried(ask), held=ask.held)
         except KafkaError as exc:
-            refused = isinstance(exc, (AccessDenied, AuthenticationFailed))
-            self._owner.failed(exc if refused else None)
-            log.debug("group %s: %s", self.name, exc)
-            after = exc.retry_after or (DENIED if refused else 0.0)
-            return member.unanswered(ask, self._now(), after)
+            return member.unanswered(ask, self._now(), self._hinder(exc))
         if answer.error:
             log.debug("group %s: %s was answered with %s", self.name, ask, answer)
-        else:
-            self._owner.failed(None)
-        return member.answered(ask, answer, self._now())
+        events = member.answered(ask, answer, self._now())
+        if member.state is not State.FAILED:
+            self._recover()
+        return events
 
     async def _idle(self, member: Membership) -> None:
         until = member.due
@@ -210,7 +250,7 @@ class Group:
                 self._cluster.coordinators.forget(self.name)
             elif isinstance(event, Failed):
                 message = f"the group {self.name} cannot be used: {event.why}"
-                self._owner.failed(GroupFailed(message, group=self.name, code=event.error))
+                self._fail(GroupFailed(message, group=self.name, code=event.error))
             else:
                 self._own(event)
         self._noted()
@@ -285,6 +325,13 @@ class Group:
             if topic is not None and topic.error == 0 and topic.partitions
         }
         self._act(member.learn(topics, self._now()))
+
+
+def _name_cause(failure: KafkaError) -> str:
+    """Return of what kind a failure is, as the log names it."""
+    if not isinstance(failure, GroupFailed):
+        return cause_of(code_of(failure))
+    return Cause.DENIED if failure.code in DENIED else f"kafka-error-{failure.code}"
 
 
 def _listed(tps: Collection[TopicPartition]) -> str:

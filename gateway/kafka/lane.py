@@ -28,6 +28,7 @@ from .decoding import SLICE_RECORDS, Decoded, Decoding
 from .fetch_messages import Fetched
 from .job import Job, Rest
 from .offsets import READ_COMMITTED, READ_UNCOMMITTED, code_of
+from .outages import label_topic
 from .rounds import SWEEP, Round
 from .sessions import FetchSession
 
@@ -58,8 +59,6 @@ class Lane:
         self._gathers = role is Role.CATCHUP  # one who reads back takes one answer at a time
         self._loop = asyncio.get_running_loop()
         self._late: asyncio.TimerHandle | None = None
-        self._outage = f"FETCH disconnect broker={node}"
-        self._is_failing = False
         self._resumed: dict[Cause, list[TopicPartition]] = {}
         made = FetchSession if role is Role.TAIL else FetchSession.forgetful
         self._committed = Round(READ_COMMITTED, made())
@@ -115,9 +114,7 @@ class Lane:
         except KafkaError as exc:
             self._failed(asked, exc)
             return
-        if self._is_failing:
-            self._is_failing = False
-            self._fetcher.cluster.outages.recover(self._outage, "is over")
+        self._fetcher.recover_broker(self._node)
         for tp, fetched in answers.items():
             job = asked.jobs.get(tp)
             if job is None:
@@ -299,7 +296,8 @@ class Lane:
             self._note_resumed(job.reading.tp, was)
             self._fetcher.arrived(job)
             if was is Cause.DENIED:
-                self._fetcher.cluster.outages.recover(_denied(job.reading.tp), "may be read again")
+                topic = label_topic(job.reading.tp.topic)
+                self._fetcher.cluster.outages.recover(topic, "may be read again")
                 self._fetcher.retry_topic(job.reading.tp.topic)
         if entries:
             self._fetcher.hand(job, entries)
@@ -339,7 +337,7 @@ class Lane:
         self._fetcher.hinder(job, cause, None)
         if cause is Cause.DENIED:
             why = "the gateway may not read it; allow it READ"
-            self._fetcher.cluster.outages.fail(_denied(job.reading.tp), cause, why)
+            self._fetcher.cluster.outages.fail(label_topic(job.reading.tp.topic), cause, why)
         if RULES[cause].action in (Action.REFRESH, Action.WATCH):
             self._fetcher.refresh(f"{job.reading.tp}: {cause}")
 
@@ -347,8 +345,7 @@ class Lane:
         cause = cause_of(code_of(exc))
         brokers_own = isinstance(exc, (BrokerUnavailable, AuthenticationFailed))
         delay = exc.retry_after if brokers_own else None
-        self._fetcher.cluster.outages.fail(self._outage, cause, str(exc), broker=self._node)
-        self._is_failing = True
+        self._fetcher.fail_broker(self._node, exc)
         for job in list(asked.jobs.values()):
             if job.flight is asked:
                 job.replica = None
@@ -363,7 +360,3 @@ def _nothing_new(reading: Reading) -> core.Fetched:
         (), offset, reading.place.epoch, reading.high_watermark,
         reading.last_stable_offset, reading.log_start,
     )  # fmt: skip
-
-
-def _denied(tp: TopicPartition) -> str:
-    return f"topic={tp.topic}"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.core.record import TopicPartition
-from gateway.core.recovery import Cause, cause_of
+from gateway.core.recovery import Cause
 from gateway.errors import AccessDenied, BrokerUnavailable, KafkaError, UnknownTopic
 from gateway.telemetry.about import apart
 
@@ -27,7 +27,6 @@ from .connections import Connections
 from .failures import cancels_caller
 from .messages import BrokerAnswer, TopicAnswer
 from .names import TopicNames
-from .offsets import code_of
 from .outages import Outages
 
 UNKNOWN_TOPIC = 3
@@ -127,8 +126,9 @@ class Metadata:
     def watch(self, topic: str, described: TopicAnswer | None = None) -> None:
         """Keep a topic up to date; its first answer comes soon, as a change.
 
-        described: what `describe` has just said of it. It is known at once then: the next refresh
-        may be 250 ms away, when topics are opened one after the other.
+        described: what `describe` has just said of it. It is known at once then, also where it was
+        watched and gone: the next refresh may be 250 ms away, when topics are opened one after
+        the other.
         """
         self._wanted.add(topic)
         self._begin(topic, described)
@@ -149,10 +149,9 @@ class Metadata:
             self._end(topic)
 
     def _begin(self, topic: str, described: TopicAnswer | None) -> None:
-        if topic in self._watched:
-            return
-        self._watched.add(topic)
-        self._wake.set()
+        if topic not in self._watched:
+            self._watched.add(topic)
+            self._wake.set()
         if described is not None:
             self._merge(described, node=-1)
 
@@ -270,7 +269,7 @@ class Metadata:
             node, answer = await self._brokers.ask(sorted(self._asked), last=self._doubtful())
         except KafkaError as exc:
             self.error = exc
-            self._outages.fail("Kafka", cause_of(code_of(exc)), str(exc))
+            self._outages.fail_with("Kafka", exc)
             raise
         self.error = None
         self._outages.recover("Kafka")

@@ -12,7 +12,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from gateway.core.record import TopicPartition
-from gateway.errors import AccessDenied, AuthenticationFailed, BrokerUnavailable, KafkaError
+from gateway.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BrokerUnavailable,
+    KafkaError,
+    UnknownTopic,
+)
 
 from .connections import Connections, Role
 from .offset_messages import EpochAsked, EpochEndsRequest, ListOffsetsRequest, OffsetAsked
@@ -21,6 +27,7 @@ LATEST = -1
 EARLIEST = -2
 
 UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
+UNKNOWN_TOPIC_OR_PARTITION = 3
 LEADER_NOT_AVAILABLE = 5
 REQUEST_TIMED_OUT = 7
 NETWORK_EXCEPTION = 13
@@ -150,5 +157,7 @@ def code_of(error: KafkaError) -> int:
             return SASL_AUTHENTICATION_FAILED
         case AccessDenied():
             return TOPIC_AUTHORIZATION_FAILED
+        case UnknownTopic():
+            return UNKNOWN_TOPIC_OR_PARTITION
         case _:
             return UNKNOWN

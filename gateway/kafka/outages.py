@@ -6,9 +6,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.core.recovery import cause_of
+from gateway.errors import KafkaError
+
+from .failures import reason_of
+from .offsets import code_of
+
 log = logging.getLogger(__name__)
 
 REPEAT_SECONDS = 60.0  # from one line to the next while an outage lasts
+
+
+def label_topic(name: str) -> str:
+    """Return what a line about a topic that cannot be read begins with."""
+    return f"topic={name}"
 
 
 @dataclass(slots=True)
@@ -54,6 +65,14 @@ class Outages:
                 "%s cause=%s, for %.0f s now: %s", what, cause, now - known.since, why,
                 extra={"cause": cause, **extra},
             )  # fmt: skip
+
+    def fail_with(self, what: str, error: KafkaError, **extra: object) -> None:
+        """Note that something fails with an error, which tells its cause and what is said.
+
+        That a broker is tried later is no failure of its own: the one before is told.
+        """
+        reason = reason_of(error)
+        self.fail(what, cause_of(code_of(reason)), str(reason), **extra)
 
     def recover(self, what: str, how: str = "answers again") -> None:
         """Note that it does not fail, any more or at all."""

@@ -6,6 +6,7 @@ they expire needs no restart.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 Credentials = Callable[[], Mapping[str, Any]]
 
+log = logging.getLogger(__name__)
+
 
 def credentials(security: Security | None) -> Credentials:
     """What to call before every connect for `security_protocol`, `ssl_context`, `sasl_*`.
@@ -38,7 +41,16 @@ def credentials(security: Security | None) -> Credentials:
     context = _Context(tls) if tls is not None else None
     protocol = ("SASL_" if sasl else "") + ("SSL" if tls else "PLAINTEXT")
     fixed = {"security_protocol": protocol} | (_sasl(sasl) if sasl is not None else {})
+    if sasl is not None and sasl.mechanism == "plain" and tls is None:
+        log.warning("the password of kafka.security.sasl is sent in the clear; set tls beside it")
     return lambda: fixed | ({"ssl_context": context()} if context is not None else {})
+
+
+def _is_news(line: logging.LogRecord) -> bool:
+    return "in the clear" not in str(line.msg)  # said once above, not at every connection
+
+
+logging.getLogger("aiokafka.conn").addFilter(_is_news)
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]  # untyped there

@@ -50,13 +50,11 @@ class Listener(Protocol):
 
 
 class Tenure:
-    """Of one consumer, until `close`. group may be empty: then nothing is committed.
-
-    failure: why the group cannot be used now, or ever.
-    """
+    """Of one consumer, until `close`. group may be empty: then nothing is committed."""
 
     def __init__(self, cluster: Cluster, group: str, protocols: Protocols, intake: Intake) -> None:
-        self.failure: KafkaError | None = None
+        self._refusal: KafkaError | None = None  # why its member is not let in
+        self._lookup_failure: KafkaError | None = None  # why nothing is known of what is committed
         self._cluster = cluster
         self._name = group
         self._protocols = protocols
@@ -73,6 +71,11 @@ class Tenure:
     @property
     def state(self) -> State:
         return self._group.state if self._group is not None else State.RUNNING
+
+    @property
+    def failure(self) -> KafkaError | None:
+        """Why the group cannot be used now, or ever."""
+        return self._refusal or self._lookup_failure
 
     def join(self, topics: Collection[str] | re.Pattern[str], listener: Listener | None) -> None:
         if self._topics:
@@ -222,7 +225,7 @@ class Tenure:
                     self._intake.drop(one.tp)
 
     def failed(self, failure: KafkaError | None) -> None:
-        self.failure = failure
+        self._refusal = failure
         if failure is not None:
             self._intake.wake()
 
@@ -237,29 +240,46 @@ class Tenure:
     async def _resolve(self, some: list[Held]) -> None:
         """From what is committed; until that is known, nothing is read."""
         told: KafkaError | None = None
-        while some := [held for held in some if self._is_held(held) and _unplaced(held)]:
-            start = self._intake.reset
-            try:
-                found = await self._found([held.tp for held in some])
-                if start == LATEST and len(found) < len(some) and await self._has_committed():
-                    start = EARLIEST  # what the group has not read yet is new to it
-            except KafkaError as exc:
-                if not isinstance(exc, BrokerUnavailable):
-                    self.failed(told := exc)
-                await asyncio.sleep(exc.retry_after or AGAIN)
-                continue
-            if told is not None and self.failure is told:
-                self.failed(None)
-            for held in filter(_unplaced, some):
-                committed = found.get(held.tp)
-                if committed is None:
-                    self._intake.nowhere(held, start)
-                else:
-                    held.seek(committed.offset, committed.epoch)
-                    held.committed = committed.offset
-            self._intake.wake()
-            # `latest` is the end as of now, not of the first poll.
-            await self._intake.located(some)
+        try:
+            while some := [held for held in some if self._is_held(held) and _unplaced(held)]:
+                start = self._intake.reset
+                try:
+                    found = await self._found([held.tp for held in some])
+                    if start == LATEST and len(found) < len(some) and await self._has_committed():
+                        start = EARLIEST  # what the group has not read yet is new to it
+                except KafkaError as exc:
+                    if not isinstance(exc, BrokerUnavailable):
+                        self._fail_lookup(told := exc)
+                    await asyncio.sleep(exc.retry_after or AGAIN)
+                    continue
+                self._recover_lookup(told)
+                for held in filter(_unplaced, some):
+                    committed = found.get(held.tp)
+                    if committed is None:
+                        self._intake.nowhere(held, start)
+                    else:
+                        held.seek(committed.offset, committed.epoch)
+                        held.committed = committed.offset
+                self._intake.wake()
+                # `latest` is the end as of now, not of the first poll.
+                await self._intake.located(some)
+        finally:
+            self._recover_lookup(told)  # also where they were lost: nobody asks any more
+
+    def _fail_lookup(self, failure: KafkaError) -> None:
+        self._lookup_failure = failure
+        self._intake.wake()
+        self._cluster.outages.fail_with(self._lookup_label, failure, group=self._name)
+
+    def _recover_lookup(self, told: KafkaError | None) -> None:
+        """Take back what one lookup told, unless another one failed since."""
+        if told is not None and self._lookup_failure is told:
+            self._lookup_failure = None
+            self._cluster.outages.recover(self._lookup_label, "are known, or not needed")
+
+    @property
+    def _lookup_label(self) -> str:
+        return f"committed offsets of group={self._name}"
 
     async def _found(self, tps: list[TopicPartition]) -> dict[TopicPartition, Committed]:
         return await self._commits.committed(tps) if self._name else {}

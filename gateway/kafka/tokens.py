@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import logging
 import time
 import urllib.error
 import urllib.parse
@@ -20,6 +21,10 @@ from gateway.errors import AuthenticationFailed, BrokerUnavailable
 _TIMEOUT = 5.0  # s
 _LIFETIME = 300.0  # s, where the issuer does not say
 _MOST = 1 << 20  # bytes of an answer
+_RENEWAL = 0.8  # of its lifetime, after which a token is replaced
+_RETRY = 0.05  # of its lifetime, between two attempts to replace it
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -48,7 +53,12 @@ class FileToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
 
 @dataclass
 class IssuedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
-    """The client credentials grant, RFC 6749 4.4; kept for four fifths of its lifetime."""
+    """The client credentials grant, RFC 6749 4.4.
+
+    A token is replaced after four fifths of its lifetime. While its issuer cannot be reached it is
+    used until it expires, and the issuer is asked again at most every `_RETRY` of the lifetime, so
+    that an issuer that does not answer delays few connections by `_TIMEOUT`.
+    """
 
     url: str
     client_id: str
@@ -56,16 +66,30 @@ class IssuedToken(AbstractTokenProvider):  # type: ignore[misc]  # untyped there
     scope: str | None = None
     clock: Callable[[], float] = time.monotonic
     _token: str = field(default="", repr=False)
-    _until: float = field(default=float("-inf"), repr=False)
+    _renew_at: float = field(default=float("-inf"), repr=False)  # of `clock`
+    _expires_at: float = field(default=float("-inf"), repr=False)  # of `clock`
+    _lifetime: float = field(default=0.0, repr=False)  # s
     _asking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     async def token(self) -> str:
         async with self._asking:
-            if self.clock() >= self._until:
-                began = self.clock()
-                self._token, lifetime = await asyncio.to_thread(self._ask)
-                self._until = began + 0.8 * lifetime
+            if self.clock() >= self._renew_at:
+                await self._renew()
             return self._token
+
+    async def _renew(self) -> None:
+        began = self.clock()
+        try:
+            self._token, self._lifetime = await asyncio.to_thread(self._ask)
+        except BrokerUnavailable as exc:
+            now = self.clock()
+            if now >= self._expires_at:
+                raise
+            log.warning("%s; the token before is used for %.0f s more", exc, self._expires_at - now)
+            self._renew_at = min(now + _RETRY * self._lifetime, self._expires_at)
+        else:
+            self._renew_at = began + _RENEWAL * self._lifetime
+            self._expires_at = began + self._lifetime
 
     def _ask(self) -> tuple[str, float]:
         form = {"grant_type": "client_credentials"} | ({"scope": self.scope} if self.scope else {})

@@ -52,6 +52,7 @@ ID_DENIED = 53
 DENIED = frozenset({29, 31, GROUP_DENIED, ID_DENIED})
 DUPLICATE = 46  # it has the batch, and does not say where
 LEADERLESS = frozenset({5, 6})
+NOT_ATTEMPTED = 55  # OPERATION_NOT_ATTEMPTED
 
 
 class Write(NamedTuple):
@@ -142,7 +143,7 @@ class Transactions:
         for write in writes:
             by_tp.setdefault(write.tp, []).append(write)
         if by_tp:
-            await self._asked(AddPartitionsRequest(writer, by_tp), lambda a: _worst(a.errors))
+            await self._asked(AddPartitionsRequest(writer, by_tp), lambda a: _find_reason(a.errors))
         if offsets:
             await self._asked(AddOffsetsRequest(writer, group), lambda answer: answer.error)
             await self._committed(CommitOffsetsRequest(writer, group, offsets))
@@ -155,7 +156,7 @@ class Transactions:
         coordinators = self._cluster.coordinators
 
         async def ask() -> int:
-            error = _worst((await coordinators.send(request.group, request)).errors)
+            error = _find_reason((await coordinators.send(request.group, request)).errors)
             if error in MOVED:
                 coordinators.forget(request.group)
             return error
@@ -283,10 +284,16 @@ class Transactions:
         raise BrokerUnavailable(f"{self.id} has no coordinator now: {failure}", retry_after=0.1)
 
 
-def _worst(errors: Mapping[TopicPartition, int]) -> int:
-    """The first code that is one; those that pass only where all others are fine."""
+def _find_reason(errors: Mapping[TopicPartition, int]) -> int:
+    """Return the code that says why a request failed, or 0.
+
+    A code that is final counts before one that may pass. That a partition was not attempted only
+    says that another one has the reason.
+    """
     found = [code for code in errors.values() if code]
-    return next((code for code in found if code not in PASSING | MOVED), found[0] if found else 0)
+    reasons = [code for code in found if code != NOT_ATTEMPTED] or found
+    final = [code for code in reasons if code not in PASSING | MOVED]
+    return (final or reasons or [0])[0]
 
 
 def _cut(writes: Iterable[Write]) -> Iterable[list[Write]]:

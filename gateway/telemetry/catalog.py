@@ -134,6 +134,18 @@ REFUSED_CONNECTIONS = _counter(
     "perIdentity, rate (the address came too often).",
     "limit",
 )  # fmt: skip
+TLS_HANDSHAKES = _gauge(
+    "gateway_tls_handshakes",
+    "TLS connections that have yet to ask for something: their handshake or the head of their "
+    "first request is not complete.",
+)
+REFUSED_HANDSHAKES = _counter(
+    "gateway_tls_handshakes_refused",
+    "TLS connections that were closed in the handshake, by reason: connections, perAddress (one "
+    "too many under way), timeout (10 s), failed (no TLS, no certificate that is trusted, or the "
+    "client left).",
+    "reason",
+)  # fmt: skip
 REFUSED_REQUESTS = _counter(
     "gateway_refused_requests", "Requests that were answered with an error, by HTTP status.",
     "status",
@@ -423,6 +435,11 @@ PIPELINE_LATE = _counter(
 PIPELINE_GAPS = _counter(
     "gateway_pipeline_gaps",
     "Ranges of input that retention took before they were read, each told by a gap record.",
+    "job", "topic",
+)  # fmt: skip
+PIPELINE_UNREADABLE = _counter(
+    "gateway_pipeline_unreadable_records",
+    "Invalid records that were passed over, as Spark cannot read their timestamp.",
     "job", "topic",
 )  # fmt: skip
 PIPELINE_BEHIND = _gauge(

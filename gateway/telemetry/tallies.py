@@ -98,12 +98,12 @@ class Groups:
     _names: set[str] = field(default_factory=set)
 
     def rebalanced(self, group: str, seconds: float) -> None:
-        self.seconds.setdefault(self.named(group), Histogram()).observe(seconds)
+        self.seconds.setdefault(self.label_of(group), Histogram()).observe(seconds)
 
     def bereaved(self, group: str, partitions: int) -> None:
-        self.lost[self.named(group)] += partitions
+        self.lost[self.label_of(group)] += partitions
 
-    def named(self, group: str) -> str:
+    def label_of(self, group: str) -> str:
         """Return the name under which a group has its figures."""
         if group not in self._names:
             if len(self._names) >= MOST_GROUPS:

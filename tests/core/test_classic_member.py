@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from support.classic_group import Coordinator, Peer, known, member, settle, settled
 
 from gateway.core.classic_asks import (
-    FATAL,
+    FINAL,
+    PASSING,
     Code,
     HeartbeatAnswer,
     HeartbeatAsk,
@@ -161,17 +162,60 @@ def test_the_elder_of_two_with_one_instance_id_is_fenced_for_good(group: Coordin
     assert ask is not None
     lost, failed = elder.member.answered(ask, HeartbeatAnswer(0, Code.FENCED_INSTANCE_ID), now)
     assert isinstance(lost, Lost) and lost.tps == tps(0, 1, 2, 3)
-    assert isinstance(failed, Failed) and failed.error == 82
+    assert isinstance(failed, Failed) and failed.error == 82 and failed.is_final
     assert elder.member.state is State.FAILED and elder.member.due == float("inf")
 
 
-@pytest.mark.parametrize("error", FATAL)
+@pytest.mark.parametrize("error", FINAL)
 def test_what_cannot_be_mended_ends_the_membership_and_says_why(error: int):
     one = member()
     ask = one.ask(0.0)
     assert ask is not None
-    assert one.answered(ask, JoinAnswer(0, error), 0.0) == [Failed(error, FATAL[error])]
-    assert one.ask(1e9) is None
+    assert one.answered(ask, JoinAnswer(0, error), 0.0) == [Failed(error, FINAL[error], True)]
+    assert one.ask(1e9) is None and one.is_over
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_refusal_that_may_pass_is_tried_again_slowly(error: int):
+    """A right that was taken away for seconds ended the membership until a restart.
+
+    Between two refusals the coordinator forgets the member, as it does with one that may not say
+    that it lives. That makes the next attempt no sooner.
+    """
+    one, now, delays = member(), 0.0, []
+    for _ in range(5):
+        ask = one.ask(now)
+        assert isinstance(ask, JoinAsk) and not ask.claim.owned
+        assert one.answered(ask, JoinAnswer(0, error), now) == [
+            Failed(error, PASSING[error], False)
+        ]
+        assert one.state is State.FAILED and not one.is_over
+        one.subscribe(["orders"], now)  # as often as a pattern is looked at
+        one.hurry(now)
+        delays.append(one.due - now)
+        now = one.due
+        if (ask := one.ask(now)) is not None:
+            one.answered(ask, JoinAnswer(0, Code.UNKNOWN_MEMBER_ID), now)
+            now = one.due
+    assert delays == pytest.approx([5.0, 5.0, 10.0, 20.0, 30.0])  # the draws are 0.5
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_a_member_whose_right_is_back_has_all_that_it_had(
+    group: Coordinator, alone: Peer, expired: bool
+):
+    had, now = alone.member.owned, alone.member.due
+    name = alone.member.identity.member_id
+    ask = alone.member.ask(now)
+    assert ask is not None
+    refusal = HeartbeatAnswer(0, Code.GROUP_AUTHORIZATION_FAILED)
+    alone.note(events := alone.member.answered(ask, refusal, now))
+    assert [type(event) for event in events] == [Lost, Failed] and not alone.member.owned
+    alone.waiting = None
+    if expired:
+        group.expire(name)
+    settle(group, [alone], now)
+    assert alone.member.owned == had and alone.member.state is State.RUNNING
 
 
 @pytest.mark.parametrize(

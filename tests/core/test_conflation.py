@@ -1,10 +1,17 @@
+"""What is left of records where only the latest of each key counts.
+
+GATEWAY_CONFLATION_KEYS: of how many keys a slow client's table is at most (2,000);
+GATEWAY_CONFLATION_CYCLES: how often all of them are written (12).
+"""
+
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.keyed import KEYS, PARTITIONS, Client, Topic
 from support.keyed import keyless as keyless_of
@@ -27,6 +34,8 @@ from gateway.core.subscription import Subscription
 
 A, B = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OTHER = TopicPartition("stock", 0)
+MOST_KEYS = int(os.environ.get("GATEWAY_CONFLATION_KEYS", "2000"))
+CYCLES = float(os.environ.get("GATEWAY_CONFLATION_CYCLES", "12"))
 
 
 def record(offset: int, key: bytes | None, value: bytes | None = b"v", tp: TopicPartition = A):
@@ -226,13 +235,27 @@ def test_keys_that_the_log_does_not_hold_any_more_are_let_go_of():
     assert latest.bytes <= (2 * 1000 + 2 * LOOK_ENTRIES) * KEY_COST
 
 
-@pytest.mark.parametrize("keys, size", [(1, 1000), (1_500, 1000), (40, 1_000_000)])
-def test_a_slow_client_is_behind_by_the_latest_of_each_key_at_most(keys: int, size: int):
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[int, int]:
+    """How many keys, and bytes of their values: from one to many, and from 1 KB to 1 MB."""
+    keys = int(10 ** draw(st.floats(0, math.log10(MOST_KEYS))))
+    return keys, int(10 ** draw(st.floats(3, min(6, math.log10(1e8 / keys)))))
+
+
+@settings(max_examples=6, deadline=None)
+@given(tables(), st.integers(2, 60))
+@example((1, 1000), 40)
+@example((1_500, 1000), 40)
+@example((40, 1_000_000), 40)
+def test_a_slow_client_is_behind_by_the_latest_of_each_key_at_most(
+    table: tuple[int, int], turns: int
+):
     """With more than 1 MiB of them it was sent every record, and never live again."""
+    keys, size = table
     topic = Topic(ring=1, cache=1 << 40)
     client = Client(topic, slow=SlowClient.CONFLATE)
-    names, value, step = [b"%d" % n for n in range(keys)], b"x" * size, max(2, keys // 40)
-    for turn in range(12 * keys // step + 12):
+    names, value, step = [b"%d" % n for n in range(keys)], b"x" * size, max(2, keys // turns)
+    for turn in range(int(CYCLES * keys // step) + 12):
         for n in range(step):
             topic.write(0, names[(turn * step + n) % keys], value)
         got = 0  # half of what comes

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.consumer_group import Coordinator, answer
 
-from gateway.core.consumer_member import FATAL, Beat, ConsumerMember
+from gateway.core.consumer_member import FINAL, PASSING, Beat, ConsumerMember
 from gateway.core.member import Assigned, Event, Failed, Lost, Moved, Revoking, State, Topic
 from gateway.core.record import TopicPartition
 
@@ -140,12 +140,60 @@ def test_a_coordinator_that_moved_is_looked_up_and_costs_no_partition(error, loo
     assert 5.0 < one.due < 5.2
 
 
-@pytest.mark.parametrize("error", FATAL)
+@pytest.mark.parametrize("error", FINAL)
 def test_what_cannot_be_helped_ends_the_membership(error):
     one = owning(0)
     lost, failed = told(one, answer(error), 5.0)
     assert isinstance(lost, Lost) and isinstance(failed, Failed) and failed.error == error
+    assert failed.is_final and one.is_over
     assert one.state is State.FAILED and one.ask(1e9) is None and one.leave(1e9) is None
+
+
+@pytest.mark.parametrize("error", PASSING)
+def test_a_refusal_that_may_pass_is_tried_again_slowly_until_it_has(error):
+    """A right that was taken away for seconds ended the membership until a restart."""
+    one = member()
+    told(one, answer(error))
+    delays = []
+    for _ in range(6):
+        assert one.state is State.FAILED and not one.is_over and not one.owned
+        now = one.due
+        one.subscribe(["orders"], now - 1.0)  # as often as a pattern is looked at
+        one.hurry(now - 1.0)
+        assert one.ask(now - 0.1) is None
+        (failed,) = told(one, answer(error), now)
+        assert isinstance(failed, Failed) and not failed.is_final
+        delays.append(one.due - now)
+    assert delays == pytest.approx([5.0, 10.0, 20.0, 30.0, 30.0, 30.0])  # the draws are 0.5
+    assert told(one, answer(0, 3, places(0)), one.due) == [Assigned(tps(0))]
+    now = one.due
+    told(one, answer(30), now)
+    assert one.due - now == pytest.approx(5.0), "the next refusal is the first of its kind"
+
+
+def test_a_member_whose_right_is_back_joins_with_nothing_and_owns_what_it_is_given():
+    one = owning(0, 1)
+    lost, _ = told(one, answer(30), 5.0)
+    assert isinstance(lost, Lost) and lost.tps == tps(0, 1)
+    beat = one.ask(one.due)
+    assert isinstance(beat, Beat) and beat.epoch == 0 and beat.owned == frozenset()
+    assert one.answered(beat, answer(0, 7, places(0, 1)), 20.0) == [Assigned(tps(0, 1))]
+    assert one.identity.epoch == 7 and one.state is not State.FAILED
+
+
+def test_other_topics_are_asked_for_at_once_where_the_former_ones_are_denied():
+    one = member()
+    told(one, answer(29))
+    one.subscribe(["payments"], 1.0)
+    beat = one.ask(1.0)
+    assert isinstance(beat, Beat) and beat.topics == ("payments",)
+
+
+def test_a_group_that_was_deleted_is_joined_anew():
+    """A member that was away for longer than its group lived stayed out of it for ever."""
+    one = owning(0)
+    (lost,) = told(one, answer(69), 5.0)
+    assert isinstance(lost, Lost) and one.state is State.REBALANCING and one.due == 5.0
 
 
 def test_an_instance_id_that_is_not_free_yet_is_asked_for_again():

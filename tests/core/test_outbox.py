@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from gateway.core.outbox import Fate, Outbox, Outcome, Producer
 
 TOO_LARGE, NOT_LEADER, NOT_ENOUGH, OUT_OF_ORDER, DENIED, DUPLICATE = 10, 6, 19, 45, 29, 46
+UNKNOWN_TOPIC = 3, 100
 ME = Producer(7, 0)
 
 
@@ -53,10 +54,12 @@ def test_a_batch_of_unknown_fate_goes_again_as_it_was(answer: int | None):
     assert box.answered(0, 1.0) == (Fate.WRITTEN, ["a"])
 
 
-def test_a_batch_refused_before_it_was_appended_may_be_withdrawn():
+@pytest.mark.parametrize("answer", [NOT_ENOUGH, *UNKNOWN_TOPIC])
+def test_a_batch_refused_before_it_was_appended_may_be_withdrawn(answer: int):
+    """A record for a topic that was deleted meanwhile was in doubt for two minutes."""
     box = outbox("a", "b")
     box.batch()
-    assert box.answered(NOT_ENOUGH, 0.0).fate is Fate.OPEN
+    assert box.answered(answer, 0.0).fate is Fate.OPEN
     assert box.withdraw(["a"]) == ["a"]
     assert (box.sequence, box.batch()) == (0, ["b"])
 

@@ -16,6 +16,7 @@ from gateway.core.position import NO_EPOCH
 from gateway.core.reading import At, OutOfRange, Reading
 from gateway.core.record import Entry, Gap, Ready, Record, TopicPartition
 from gateway.core.recovery import Backoff
+from gateway.errors import AuthenticationFailed
 from gateway.kafka import offsets
 from gateway.kafka.changes import Change, Moved
 from gateway.kafka.connections import Role
@@ -62,8 +63,9 @@ class Scripted:
     id = "scripted"
 
     def __init__(self, partitions: int) -> None:
+        self._recovery_listeners: list[Callable[[int], None]] = []
         self.connections = SimpleNamespace(
-            retry_at=lambda node: None, listen=lambda listener: lambda: None
+            retry_at=lambda node: None, listen=self._listen_to_recoveries
         )
         self.outages = Outages(lambda: 0.0)
         self.metadata = self
@@ -76,6 +78,15 @@ class Scripted:
     def listen(self, listener: Callable[[Change], None]) -> Callable[[], None]:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def _listen_to_recoveries(self, listener: Callable[[int], None]) -> Callable[[], None]:
+        self._recovery_listeners.append(listener)
+        return lambda: self._recovery_listeners.remove(listener)
+
+    def recover(self, node: int) -> None:
+        """A broker answers again, to whomever."""
+        for listener in self._recovery_listeners:
+            listener(node)
 
     async def refresh(self, reason: str) -> None:
         self.refreshes.append(reason)
@@ -280,3 +291,59 @@ async def test_a_first_record_of_an_earlier_epoch_is_held_against_the_log_at_onc
         await until(lambda: len(scene.kinds(Record)) == 2, "the record after it")
         assert scene.kafka.epochs == [{tp(0): 1}]
         assert scene.kinds(Gap) == []
+
+
+def waits(scene: Scene) -> list[int]:
+    """Partitions that wait for the end of a delay of their own."""
+    now = scene.fetcher.now()
+    return [each.tp.partition for each in scene.readings if each.retry_at > now]
+
+
+async def test_after_a_refused_login_no_partition_waits_longer_than_its_broker():
+    """Each came back by a draw of its own, up to 60 s after the first."""
+    async with reading(12) as scene:
+        asked = await scene.kafka.next()
+        refused = AuthenticationFailed("wrong password", retry_after=40.0)
+        asked.answer.set_exception(refused)
+        await until(lambda: len(waits(scene)) == 12, "all have heard of it")
+        assert len({round(each.retry_at, 1) for each in scene.readings}) == 1
+        scene.kafka.recover(OTHER)
+        assert len(waits(scene)) == 12
+        scene.kafka.recover(NODE)
+        assert waits(scene) == []
+        asked = await scene.kafka.answer(*range(12))
+        assert len(asked.all) == 12
+        await until(lambda: sorted(scene.kinds(Record)) == list(range(12)), "all are read")
+
+
+async def test_one_partition_that_is_allowed_again_brings_its_topic_back():
+    """The others waited on, each for up to 60 s."""
+    denied = Fetched(29, -1, -1, -1, records=b"")
+    async with reading(12) as scene:
+        asked = await scene.kafka.next()
+        asked.answer.set_result({tp(p): denied for p in range(12)})
+        await until(lambda: len(waits(scene)) == 12, "all have heard of it")
+        scene.readings[5].retry(scene.fetcher.now())  # the first whose delay is over
+        scene.fetcher.kick()
+        asked = await scene.kafka.next()
+        assert list(asked.all) == [tp(5)] and len(waits(scene)) == 11
+        asked.answer.set_result({tp(5): with_record(0)})
+        await until(lambda: scene.kinds(Record) == [5], "it is read")
+        assert waits(scene) == []
+        await until(lambda: len(scene.kafka.asked[-1].all) == 12, "all are asked for")
+
+
+async def test_a_partition_that_is_read_does_not_bring_back_what_fails_for_another_reason():
+    denied, moved = Fetched(29, -1, -1, -1, records=b""), Fetched(100, -1, -1, -1, records=b"")
+    async with reading(3) as scene:
+        asked = await scene.kafka.next()
+        asked.answer.set_result({tp(0): denied, tp(1): denied, tp(2): moved})
+        await until(lambda: len(waits(scene)) == 3, "all have heard of it")
+        due = scene.readings[2].retry_at
+        scene.readings[0].retry(scene.fetcher.now())
+        scene.fetcher.kick()
+        asked = await scene.kafka.next()
+        asked.answer.set_result({tp(0): with_record(0)})
+        await until(lambda: scene.kinds(Record) == [0], "it is read")
+        assert scene.readings[1].retry_at <= scene.fetcher.now()
+        assert scene.readings[2].retry_at == due

@@ -101,6 +101,19 @@ async def test_what_was_described_is_known_as_soon_as_it_is_watched():
     await metadata.close()
 
 
+async def test_a_watched_topic_that_was_gone_is_known_once_it_is_described_again():
+    kafka = Kafka(b1=NO_SUCH)
+    metadata, _ = watching(kafka)
+    await metadata.refresh("test")
+    assert metadata.leader(TopicPartition("orders", 0)) is None
+    kafka.says[1] = orders(leader=2, topic_id=OTHER)
+    metadata.watch("orders", await metadata.describe("orders"))
+    assert metadata.leader(TopicPartition("orders", 0)) == (2, 0)
+    known = metadata.topic("orders")
+    assert known is not None and known.topic_id == OTHER
+    await metadata.close()
+
+
 async def test_all_who_ask_at_once_share_one_request():
     kafka = Kafka(b1=orders())
     metadata, _ = watching(kafka)

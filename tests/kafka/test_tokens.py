@@ -88,6 +88,33 @@ async def test_an_issuer_that_is_away_is_not_a_refusal():
         await IssuedToken("http://127.0.0.1:1/token", "me", "secret").token()
 
 
+async def test_a_valid_token_is_used_while_its_issuer_is_in_trouble(issuer: Issuer):
+    """A token was dropped at four fifths of its lifetime: with the issuer away from then on,
+    connections failed for the last fifth although the brokers still took the token."""
+    now = 0.0
+    tokens = IssuedToken(issuer.url, "me", "secret", clock=lambda: now)
+    await tokens.token()
+    issuer.status, now = 503, 81.0
+    assert [await tokens.token() for _ in range(3)] == ["one"] * 3
+    assert len(issuer.asked) == 2, "asked again only after a while"
+    now = 99.0
+    assert await tokens.token() == "one"
+    now = 100.0
+    with pytest.raises(BrokerUnavailable):
+        await tokens.token()
+    issuer.status, issuer.answer = 200, {"access_token": "two", "expires_in": 100}
+    assert await tokens.token() == "two"
+
+
+async def test_a_refusal_is_told_although_the_token_before_is_valid(issuer: Issuer):
+    now = 0.0
+    tokens = IssuedToken(issuer.url, "me", "secret", clock=lambda: now)
+    await tokens.token()
+    issuer.status, now = 401, 81.0
+    with pytest.raises(AuthenticationFailed):
+        await tokens.token()
+
+
 @pytest.mark.parametrize("answer", [[], {}, {"access_token": "x", "expires_in": "soon"}])
 async def test_an_answer_that_is_no_token_is_told(issuer: Issuer, answer: object):
     issuer.answer = answer

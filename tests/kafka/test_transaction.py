@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 
@@ -88,3 +89,23 @@ async def test_a_record_that_is_refused_takes_all_others_with_it(
     assert failed.value.code == 10
     found = await read_records(kafka.servers, topic, least=1)
     assert [each.value for each in found] == [b"after"]
+
+
+async def test_a_topic_that_is_not_known_yet_holds_up_the_others(
+    kafka: Broker, cluster: Cluster
+) -> None:
+    """Kafka says of the others that they were not attempted, which was taken for the reason."""
+    topic = await watched(cluster, kafka.topic())
+    late = await watched(cluster, kafka.topic())
+    kafka.admin.delete_topic(late)
+    writer = Transactions(cluster, f"{topic}-w")
+    await writer.start()
+
+    commit = asyncio.create_task(writer.commit([write(topic, b"here"), write(late, b"there")]))
+    refused = await asyncio.wait([commit], timeout=1.0)
+    kafka.create_topic(late)
+    await commit
+
+    assert not refused[0]
+    for each, value in ((topic, b"here"), (late, b"there")):
+        assert [r.value for r in await read_records(kafka.servers, each, least=1)] == [value]

@@ -22,9 +22,20 @@ from support.classic_group import Coordinator as ClassicCoordinator
 from support.consumer_group import Coordinator
 from support.record_sets import Item, batch
 
-from gateway.core.classic_asks import Code
+from gateway.core.classic_asks import (
+    Code,
+    HeartbeatAnswer,
+    HeartbeatAsk,
+    JoinAnswer,
+    JoinAsk,
+    LeaveAnswer,
+    LeaveAsk,
+    SyncAnswer,
+    SyncAsk,
+)
+from gateway.core.consumer_member import BeatAnswer
 from gateway.core.record import TopicPartition
-from gateway.errors import BrokerUnavailable, UnknownTopic
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, UnknownTopic
 from gateway.kafka import offsets
 from gateway.kafka.changes import Change
 from gateway.kafka.coordinators import Coordinators
@@ -42,11 +53,13 @@ from gateway.kafka.group_messages import (
 from gateway.kafka.inflation import Inflation
 from gateway.kafka.messages import PartitionAnswer, TopicAnswer
 from gateway.kafka.offset_messages import ListOffsetsRequest, OffsetAnswer, OffsetsAnswer
+from gateway.kafka.outages import Outages
 
 NODE = 1
 SESSION_SECONDS = 6.0
 FETCHED_RECORDS = 40  # of one partition and fetch
-OUT_OF_RANGE, NOT_LEADER, UNKNOWN_MEMBER, STALE_EPOCH, UNKNOWN_ID = 1, 6, 25, 113, 100
+OUT_OF_RANGE, UNKNOWN_MEMBER, STALE_EPOCH, UNKNOWN_ID = 1, 25, 113, 100
+DENIED = Code.GROUP_AUTHORIZATION_FAILED
 
 
 @dataclass
@@ -73,12 +86,14 @@ class Topic:
 class SimulatedKafka:
     """Topics, one group, and everybody who is connected to it.
 
+    is_denied: nobody may read with the group.
     on_commit: called with each commit that is accepted, before it is answered.
     """
 
     def __init__(self, draw: random.Random, *, classic: bool = False) -> None:
         self.draw = draw
         self.classic = classic
+        self.is_denied = False
         self.topics: dict[str, Topic] = {}
         self.committed: dict[tuple[UUID, int], Committed] = {}
         self.letters: list[tuple[TopicPartition, bytes | None, Any]] = []
@@ -163,17 +178,26 @@ class SimulatedKafka:
                 found = OffsetsAnswer(
                     0, {tp: self._listed(tp, asked.spec) for tp, asked in request.asked.items()}
                 )
+            case HeartbeatRequest() if self.is_denied:
+                found = BeatAnswer(DENIED, None, None, 0, 0.0, None)
             case HeartbeatRequest():
                 self._heard[request.beat.member_id] = asyncio.get_running_loop().time()
                 if request.beat.epoch < 0:
                     self._heard.pop(request.beat.member_id)
                 found = self._coordinator.beat(request.beat)
+            case OffsetCommitRequest() if self.is_denied:
+                found = CommitAnswer(0, dict.fromkeys(request.offsets, DENIED))
             case OffsetCommitRequest():
                 found = self._commit(request)
+            case OffsetFetchRequest() if self.is_denied:
+                found = OffsetsFetched(0, DENIED, {})
             case OffsetFetchRequest():
                 found = self._fetch_offsets(request)
             case FindCoordinatorRequest():
-                found = CoordinatorAnswer(0, 0, None, NODE, "localhost", 9092)
+                error = DENIED if self.is_denied else 0
+                found = CoordinatorAnswer(0, error, None, NODE, "localhost", 9092)
+            case _ if self.is_denied:
+                found = _refuse(request.ask, DENIED)
             case _:
                 found = await self._hear(request.ask)
         await asyncio.sleep(self.draw.choice((0.0, 0.001, 0.01)))
@@ -257,6 +281,17 @@ class SimulatedKafka:
         return found
 
 
+def _refuse(ask: Any, error: int) -> Any:
+    """Return the answer to a member of the classic protocol that has nothing but an error."""
+    kinds: dict[type, type] = {
+        JoinAsk: JoinAnswer,
+        SyncAsk: SyncAnswer,
+        HeartbeatAsk: HeartbeatAnswer,
+        LeaveAsk: LeaveAnswer,
+    }
+    return kinds[type(ask)](0, error)
+
+
 class _Peer:
     """Who waits for one answer of the classic coordinator."""
 
@@ -269,7 +304,11 @@ class _Peer:
 
 
 class SimulatedCluster:
-    """The connections of one process. away: "" while it reaches Kafka, "refused" or "silent"."""
+    """The connections of one process.
+
+    away: "" while it reaches Kafka, "refused", "silent", or "login": Kafka refuses its login, and
+    says something else each time.
+    """
 
     def __init__(self, kafka: SimulatedKafka) -> None:
         self.away = ""
@@ -281,7 +320,7 @@ class SimulatedCluster:
         self.brokers = {NODE: None}
         self.answered = NODE
         self.coordinators = Coordinators(self)  # type: ignore[arg-type]
-        self.names = self
+        self.outages = Outages(lambda: asyncio.get_running_loop().time())
         self._kafka = kafka
         self._listeners: list[Callable[[Change], None]] = []
         self._known: dict[str, TopicAnswer] = {}
@@ -294,6 +333,10 @@ class SimulatedCluster:
         if self.away == "silent":
             await asyncio.sleep(self.request_timeout)
             raise BrokerUnavailable("no answer in time", node=NODE, timeout=True)
+        if self.away == "login":
+            left = self._kafka.draw.uniform(0.1, 2.0)
+            message = f"broker {NODE}: wrong password; it is tried again in {left:.2f}s"
+            raise AuthenticationFailed(message, retry_after=left)
         if self.away:
             raise BrokerUnavailable("refused", node=NODE, retry_after=0.1)
 
