@@ -45,15 +45,24 @@ def sidecar(raw: Mapping[str, Any]) -> Iterator[Problem]:
     yield from _cluster(raw, written)
     yield from _catalog(raw, written)
     workers = _map(raw.get("listen")).get("workers", 1)
-    if "consumer" in written and str(workers) != "1" and not isinstance(workers, Unsettled):
+    several = str(workers) != "1" and not isinstance(workers, Unsettled)
+    if several:
+        yield from _several(written)
+    yield from _reactive(raw, written, several)
+
+
+def _several(written: Mapping[Any, Any]) -> Iterator[Problem]:
+    """What is of one process only, and so nothing for several workers."""
+    if "consumer" in written:
         what = "instances of consumers live in one process, and their requests would meet others"
         hint = "set listen.workers: 1, and run more replicas with consumer.baseUri"
         yield Problem(("sidecar", "consumer"), f"{what}; {hint}", key=True)
-    queries = _map(written.get("ksqldb")).get("queries")
-    if queries and str(workers) != "1" and not isinstance(workers, Unsettled):
+    if _map(written.get("ksqldb")).get("queries"):
         what = "each worker would ask every query, and the back end get all rows from each"
         yield Problem(("sidecar", "ksqldb", "queries"), f"{what}; set listen.workers: 1", key=True)
-    yield from _reactive(raw, written, str(workers) != "1" and not isinstance(workers, Unsettled))
+    if _map(written.get("admin")).get("chaos") in (True, "true"):
+        what = "each worker has a chaos monkey, and a request to switch one off may reach another"
+        yield Problem(("sidecar", "admin", "chaos"), f"{what}; set listen.workers: 1", key=True)
 
 
 def _exposed(raw: Mapping[str, Any], written: Mapping[Any, Any]) -> Iterator[Problem]:

@@ -1,8 +1,8 @@
 """The chaos monkey: some requests are late, fail, or lose their connection, for tests of teams.
 
 Off, and refused unless `admin.chaos` is true. Never on /health and /adm: who let it loose must be
-able to stop it. As light-4j has it: an assault that is `enabled` and not in `bypass` meets one of
-`level` requests, by chance.
+able to stop it, also for requests that wait already. As light-4j has it: an assault that is
+`enabled` and not in `bypass` meets one of `level` requests, by chance.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -48,6 +49,7 @@ class ChaosMonkey:
         self.met: Counter[str] = Counter()
         self._set = {name: dict(at_first) for name, at_first in _AT_FIRST.items()}
         self._chance = chance
+        self._calmed = asyncio.Event()  # set, and replaced, when latency is set
 
     @property
     def assaults(self) -> Mapping[str, Mapping[str, Any]]:
@@ -62,6 +64,9 @@ class ChaosMonkey:
             what = "latencyRangeEnd: is less than latencyRangeStart; exchange them"
             raise Refusal(400, what)
         self._set[name] = wanted
+        if name == LATENCY:
+            self._calmed.set()
+            self._calmed = asyncio.Event()
         log.warning("chaos monkey: %s is %s", name, wanted)
         return wanted
 
@@ -72,6 +77,16 @@ class ChaosMonkey:
             return None
         self.met[name] += 1
         return found
+
+    async def delay(self) -> None:
+        """Wait if it is this request's turn, at most until latency is set to something else."""
+        late = self.meets(LATENCY)
+        if late is None:
+            return
+        low, high = late["latencyRangeStart"], late["latencyRangeEnd"]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(random.uniform(low, high) / 1000):
+                await self._calmed.wait()
 
 
 class Assaulted:
@@ -85,10 +100,7 @@ class Assaulted:
         if scope["type"] != "http" or _spared(scope["path"]):
             await self._app(scope, receive, send)
             return
-        late = self._monkey.meets(LATENCY)
-        if late is not None:
-            low, high = late["latencyRangeStart"], late["latencyRangeEnd"]
-            await asyncio.sleep(random.uniform(low, high) / 1000)
+        await self._monkey.delay()
         if self._monkey.meets(KILL) is not None:
             await _kill(scope, send)
             return

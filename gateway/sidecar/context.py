@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from uuid import UUID
 
 from ..config import Settings
 from ..config.expression import nearest
 from ..config.sidecar import Sidecar as Section
+from ..core.record import TopicPartition
 from ..errors import AuthenticationFailed, BrokerUnavailable, KafkaError, UnknownTopic
 from ..formats.codec import Codecs
 from ..kafka.cluster import Cluster
@@ -57,6 +59,14 @@ class Unaudited:
 
     def consumed(self, *about: Any, **more: Any) -> None:
         return None
+
+
+def audit_gap(
+    audit: Audit, tp: TopicPartition, missing: int, found: int, *, reactive: bool = False
+) -> None:
+    """Tell auditors that Kafka does not have an offset any more, and where its group goes on."""
+    what = f"Kafka does not have this offset any more; the group goes on at {found}"
+    audit.consumed(tp.topic, tp.partition, missing, reactive=reactive, error=what)
 
 
 @dataclass(eq=False)
@@ -122,6 +132,11 @@ class Context:
         if not known.partitions:
             raise BrokerUnavailable(f"topic {name} has no partitions yet", retry_after=1.0)
         return known
+
+    def is_current(self, name: str, topic_id: UUID | None) -> bool:
+        """Return whether a watched topic is there, and still the one that had this id."""
+        known = self.cluster.topic(name)
+        return known is not None and not known.error and known.topic_id == topic_id
 
     async def _unknown(self, name: str) -> str:
         try:

@@ -14,10 +14,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import random
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
+from uuid import UUID
 
 from ..config.sidecar import Producer as Settings
 from ..core.claims import SLACK, Claim, Claims, Result
@@ -26,6 +28,7 @@ from ..errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, Partit
 from ..errors import UnknownTopic as Missing
 from ..kafka.messages import TopicAnswer
 from ..kafka.offsets import LATEST, Offset
+from ..kafka.outages import label_topic
 from ..kafka.piece import OUT_OF_RANGE, piece
 from ..kafka.scan import offset
 from ..kafka.topics import make_topic
@@ -40,6 +43,7 @@ WAIT = 1.0  # seconds that Kafka holds back a fetch without news
 AGAIN = 0.25  # seconds until what failed is tried again
 DENIED_AGAIN = 5.0  # seconds until what is not allowed is
 SWEEP = 60.0  # seconds
+TAKEN_AGAIN = (0.5, 1.5)  # seconds until one that another is taking over is, from and to
 RECENT = 1000  # answers that are kept beside their places
 KEY = 16  # bytes of a key; a claim's record has its owner behind that
 
@@ -62,17 +66,19 @@ class Ledger:
         section = settings.idempotency
         self.claims = Claims(section.keys, section.window)
         self._context = context
+        self._outages = context.cluster.outages
         self._section = section
         self._within = settings.timeout
         self._patience = settings.timeout + 1.0
         self._transactors = transactors
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._taken: set[bytes] = set()  # keys that a request of this process takes over now
         self._next: dict[TopicPartition, int] = {}
         self._wanted = asyncio.Event()
         self._reads = asyncio.Event()
         self._moved = asyncio.Condition()
-        self._failure = "it is not read yet"
-        self._denied: AccessDenied | None = None
+        self._failing: dict[TopicPartition | None, KafkaError] = {}  # None: before it is read
+        self._topic_id: UUID | None = None  # of the topic that is read
 
     async def once(self, scope: str, digest: bytes, work: Work) -> Answered:
         """Of the first who came with this scope, in the window. scope: identity, topic and key.
@@ -92,7 +98,8 @@ class Ledger:
                     if found is not None:
                         return found
         except TimeoutError:
-            why = self._failure or "another request with this key is not done"
+            failure = next(iter(self._failing.values()), None)
+            why = str(failure) if failure else "another request with this key is not done"
             what = f"{why}; try again with the same Idempotency-Key"
             raise BrokerUnavailable(what, timeout=mine.working, retry_after=1.0) from None
         finally:
@@ -101,8 +108,9 @@ class Ledger:
 
     async def _attempt(self, key: bytes, digest: bytes, work: Work, mine: _Mine) -> Answered | None:
         """None: look again."""
-        if self._denied is not None:
-            raise self._denied.with_traceback(None)
+        for failure in self._failing.values():
+            if isinstance(failure, AccessDenied):
+                raise failure.with_traceback(None)
         known = self.claims.result(key, time.time())
         if known is not None:
             _same(known.digest, digest)
@@ -119,6 +127,22 @@ class Ledger:
         if left > 0:
             await self._changes(key, first, left)
             return None
+        if key not in self._taken:
+            self._taken.add(key)
+            try:
+                found = await self._take_over(key, digest, work, mine, first)
+            finally:
+                self._taken.discard(key)
+            if found is not None or self.claims.first(key) != first:
+                return found
+        # Requests that take over from each other without a pause fence each other for seconds.
+        await self._changes(key, first, random.uniform(*TAKEN_AGAIN))
+        return None
+
+    async def _take_over(
+        self, key: bytes, digest: bytes, work: Work, mine: _Mine, first: Claim
+    ) -> Answered | None:
+        """Do it in place of its owner, whose time is up. None: look again."""
         taken = Transactions(self._context.cluster, first.owner)
         await taken.start()
         await self._caught_up(self._places(key)[1])
@@ -180,47 +204,80 @@ class Ledger:
         try:
             await self._context.producer.put(place, name, None, within=self._within)
         except KafkaError as exc:
-            log.warning("a claim is not released, which waits for its end now: %s", exc)
+            log.debug("a claim is not released, which waits for its end now: %s", exc)
 
     # what is read
 
     async def run(self) -> None:
-        """Read for as long as it runs."""
+        """Read for as long as it runs; anew where the topic was deleted or replaced."""
         self._reads.clear()
         await self._wanted.wait()
         while True:
+            places = await self._retry_begin()
+            await self._follow_all(places)
+            await asyncio.sleep(AGAIN)  # brokers may not agree yet on what became of it
+
+    async def _follow_all(self, places: Sequence[TopicPartition]) -> None:
+        """Read all partitions until the topic is gone or another one."""
+        tasks = [asyncio.create_task(self._follow(place)) for place in places]
+        tasks.append(asyncio.create_task(self._sweep()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for place in places:  # none of them fails by itself any more
+                if failure := self._failing.pop(place, None):
+                    self._failing[None] = failure
+
+    async def _retry_begin(self) -> Sequence[TopicPartition]:
+        """Begin, however often that must be tried."""
+        while True:
             try:
                 places = await self._begin()
-                break
-            except AccessDenied as exc:
-                self._denied = exc
-                self._reads.set()  # whoever waits is told
-                await asyncio.sleep(DENIED_AGAIN)
             except KafkaError as exc:
-                self._failure, self._denied = str(exc), None
-                self._reads.clear()
-                await asyncio.sleep(AGAIN)
-        self._failure, self._denied = "", None
-        self._reads.set()
-        async with asyncio.TaskGroup() as group:
-            for place in places:
-                group.create_task(self._follow(place))
-            group.create_task(self._sweep())
+                self._fail(None, exc)
+                if isinstance(exc, AccessDenied):
+                    self._reads.set()  # the requests that wait are told
+                    await asyncio.sleep(DENIED_AGAIN)
+                else:
+                    self._reads.clear()
+                    await asyncio.sleep(AGAIN)
+            else:
+                self._recover(None)
+                self._reads.set()
+                return places
+
+    def _fail(self, place: TopicPartition | None, error: KafkaError) -> None:
+        """Note why a partition cannot be read. The log has the first one that cannot."""
+        self._failing[place] = error
+        if place == next(iter(self._failing)):
+            self._outages.fail_with(label_topic(self._section.topic), error)
+
+    def _recover(self, place: TopicPartition | None) -> None:
+        if self._failing.pop(place, None) is not None and not self._failing:
+            self._outages.recover(label_topic(self._section.topic), "is read")
 
     async def _begin(self) -> Sequence[TopicPartition]:
+        """Find the topic, or make it, and where to read its partitions from."""
+        cluster = self._context.cluster
         known = await self._topic()
         places = [TopicPartition(known.name, number) for number in known.partitions]
         since = int((time.time() - self._section.window - SLACK) * 1000)
-        cluster = self._context.cluster
         # First the ends, of what is committed: a claim that comes between the two is read then.
         ends = await cluster.list_offsets(dict.fromkeys(places, LATEST))
         found = await cluster.list_offsets(dict.fromkeys(places, since))
+        begins: dict[TopicPartition, int] = {}
         for place in places:
             end, told = ends[place], found[place]
             if not isinstance(end, Offset) or not isinstance(told, Offset):
                 code = end if isinstance(told, Offset) else told
                 raise BrokerUnavailable(f"{place} cannot be read (code {code})")
-            self._next[place] = told.offset if told.offset >= 0 else end.offset
+            begins[place] = told.offset if told.offset >= 0 else end.offset
+        self._next, self._topic_id = begins, known.topic_id
         return places
 
     async def _topic(self) -> TopicAnswer:
@@ -250,23 +307,18 @@ class Ledger:
         return TopicPartition(self._section.topic, at), TopicPartition(self._section.topic, at + 1)
 
     async def _follow(self, place: TopicPartition) -> None:
+        """Read a partition until the topic is gone or another one."""
         cluster = self._context.cluster
-        while True:
+        while self._context.is_current(self._section.topic, self._topic_id):
             try:
                 got = await piece(cluster, place, self._next[place], max_wait=WAIT)
-            except AccessDenied as exc:
-                self._denied = exc
-                await asyncio.sleep(DENIED_AGAIN)
-                continue
             except KafkaError as exc:
-                if self._failure != str(exc):
-                    log.warning("%s cannot be read: %s", place, exc)
-                self._failure = str(exc)
-                await asyncio.sleep(AGAIN)
+                self._fail(place, exc)
+                await asyncio.sleep(DENIED_AGAIN if isinstance(exc, AccessDenied) else AGAIN)
                 if isinstance(exc, PartitionFailed) and exc.code == OUT_OF_RANGE:
-                    self._next[place] = 0  # the topic was made anew
+                    return
                 continue
-            self._failure, self._denied = "", None
+            self._recover(place)
             now = time.time()
             for record in got.records:
                 self._hear(record, now)
@@ -300,16 +352,18 @@ class Ledger:
         """To what is there now, also of transactions that are open now."""
         end = await offset(self._context.cluster, place, LATEST)
         async with self._moved:
-            await self._moved.wait_for(lambda: self._next[place] >= end)
+            await self._moved.wait_for(lambda: self._next.get(place, -1) >= end)
 
     async def _answer(self, key: bytes, result: Result) -> bytes:
         body = self._recent.get(key)
         if body is None:
             got = await piece(self._context.cluster, result.tp, result.offset)
-            if not got.records or got.records[0].offset != result.offset:
+            # The offset may be of a topic that was made anew since.
+            found = got.records[0] if got.records else None
+            if found is None or (found.offset, found.key) != (result.offset, key):
                 what = "it was done, and its answer is not there any more"
                 raise Refusal(409, f"{what}; use another Idempotency-Key for another request")
-            body = (got.records[0].value or b"")[KEY:]
+            body = (found.value or b"")[KEY:]
             self._keep(key, body)
         return body
 

@@ -14,10 +14,10 @@ instance without a subscription has no member, no task and no connection.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from ..config.sidecar import Consumer
@@ -29,11 +29,9 @@ from ..kafka.commits import Commits
 from ..kafka.consumer import GroupConsumer
 from ..kafka.group_messages import Committed
 from ..telemetry.about import apart
-from .context import Audit, Unaudited
+from .context import Audit, Unaudited, audit_gap
 from .status import Refusal
 from .wishes import Wishes
-
-log = logging.getLogger(__name__)
 
 JOINING = 10.0  # seconds that a seek waits for the partitions of a member that joins
 COMMIT_EVERY = 1.0  # seconds between two commits on behalf of one client
@@ -162,6 +160,7 @@ class Instance:
                 await self._commit_done(consumer)
             finally:
                 self._forget(consumer.assignment)
+                self._recover_commits("are not needed any more")
                 await consumer.close(leave=self._settings.leave_group_on_close)
         self.topics, self.pattern, self._by_hand = (), None, False
         for each in (self._returned, self._done, self._committed):
@@ -187,7 +186,7 @@ class Instance:
             isolation=self.wishes.isolation,
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
-            on_gap=self._audit_gap,
+            on_gap=partial(audit_gap, self._audit),
         )
 
     def _reading(self) -> GroupConsumer:
@@ -333,10 +332,6 @@ class Instance:
         known, owned = self._committed, self._done.keys() & consumer.assignment
         return {tp: Committed(self._done[tp]) for tp in owned if known.get(tp) != self._done[tp]}
 
-    def _audit_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
-        what = f"Kafka does not have this offset any more; the group goes on at {found}"
-        self._audit.consumed(tp.topic, tp.partition, missing, error=what)
-
     async def _commit_soon(self, consumer: GroupConsumer) -> None:
         try:
             while True:
@@ -354,10 +349,18 @@ class Instance:
         try:
             await consumer.commit(done)
         except KafkaError as exc:
-            log.warning("group %s, %s: offsets are not committed: %s", self.group, self.name, exc)
+            self._cluster.outages.fail_with(self._commit_label, exc, group=self.group)
             return False
+        self._recover_commits("are made again")
         self._committed.update((tp, one.offset) for tp, one in done.items())
         return True
+
+    @property
+    def _commit_label(self) -> str:
+        return f"commits of group={self.group} instance={self.name}"
+
+    def _recover_commits(self, how: str) -> None:
+        self._cluster.outages.recover(self._commit_label, how)
 
     # the listener of its consumer
 
@@ -377,6 +380,8 @@ class Instance:
             self._left.add(tp)
             for each in (self._returned, self._done, self._committed):
                 each.pop(tp, None)
+        if not self._done:
+            self._recover_commits("are not needed any more")
 
 
 def not_assigned(tps: Iterable[TopicPartition]) -> Refusal:

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 DELIMITED = "application/vnd.ksqlapi.delimited.v1"
 OLD = "application/vnd.ksql.v1+json"
 BEGIN = 30.0  # seconds until a query says what its columns are: ksqlDB plans it first
+LONGEST_REFUSAL = 1 << 20  # bytes of an answer that is no 200
 CLOSE = 2.0  # seconds for /close-query, which is a courtesy
 FORGET = 600.0  # seconds after which a server that had no /query-stream is asked for it again
 OFFSET = "auto.offset.reset"
@@ -174,9 +175,11 @@ class Ksql:
         for row in first:
             yield row
         with _telling(self.url):
+            reading.check()
             async for piece in pieces:
                 for row in reading.take(piece):
                     yield row
+                reading.check()
             for row in reading.end():
                 yield row
 
@@ -201,7 +204,11 @@ class Ksql:
         body = orjson.dumps({"queryId": answer.columns.query})
         with contextlib.suppress(httpx.HTTPError, TimeoutError, OSError):
             async with asyncio.timeout(CLOSE), self._client(True) as client:
-                await client.post("/close-query", content=body, headers=_headers("*/*"))
+                closing = client.stream(
+                    "POST", "/close-query", content=body, headers=_headers("*/*")
+                )
+                async with closing:
+                    pass  # whatever it says
 
 
 class _NotThere(Exception):
@@ -246,7 +253,7 @@ async def _accepted(response: httpx.Response, http2: bool) -> None:
         if http2 and response.http_version != "HTTP/2":
             raise _NotThere(f"it speaks {response.http_version}", sure=True)
         return
-    body = await response.aread()
+    body = await _beginning(response)
     told = _object(body)
     found = refusal(told) if told is not None else None
     if found is None and http2 and response.status_code in _NO_SUCH_PATH:
@@ -255,6 +262,16 @@ async def _accepted(response: httpx.Response, http2: bool) -> None:
         f"ksqlDB answers {response.status_code} {body[:200].decode(errors='replace')}".strip(),
         response.status_code * 100,
     )
+
+
+async def _beginning(response: httpx.Response) -> bytes:
+    """Return what a refusal says, of a body of any length."""
+    body = bytearray()
+    async for piece in response.aiter_bytes():
+        body += piece
+        if len(body) > LONGEST_REFUSAL:
+            break
+    return bytes(body)
 
 
 def _object(body: bytes) -> Mapping[str, Any] | None:

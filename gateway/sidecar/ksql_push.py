@@ -13,15 +13,16 @@ import logging
 import random
 
 import httpx
-import orjson
 
 from ..config.kafka import Reconnect
 from ..config.ksqldb import KsqlQuery, RowsBackend
 from ..core.recovery import Backoff, Cause
+from ..core.verdict import Away
 from .ids import CORRELATION
 from .ksql_client import Ksql, KsqlAway, query
 from .ksql_delivery import Batches, Delivery
-from .ksql_rows import KsqlError
+from .ksql_rows import KsqlError, RowError, write_row
+from .reactive.backend import Reply, call
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,7 @@ class Push:
         self.settings = settings
         self._ksql = ksql
         self._backend = backend
+        self._url = httpx.URL(backend.host.rstrip("/") + backend.path)
         self._reconnect = reconnect
         self._client: httpx.AsyncClient
         self.delivery = Delivery(
@@ -53,7 +55,7 @@ class Push:
         """Until cancelled; of a pull query, until its rows are delivered."""
         wanted = self.settings.batch
         batches = Batches(wanted.rows, wanted.size, wanted.linger)
-        self._client = httpx.AsyncClient(timeout=self._backend.timeout, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=None, trust_env=False)  # `call` has one
         async with self._client, asyncio.TaskGroup() as group:
             group.create_task(self.delivery.run(batches))
             await self._read(batches)
@@ -83,9 +85,14 @@ class Push:
         async with self._ksql.ask(wanted) as answer:
             self.begun += 1
             self.broken = None
-            log.info("query %s: begun by %s (%s)", each.name, answer.path, answer.columns.query)
+            log.info("query %s: begun by %s (%.100s)", each.name, answer.path, answer.columns.query)
             async for row in answer:
-                await batches.put(orjson.dumps(row))
+                try:
+                    text = write_row(row)
+                except RowError as error:
+                    self.delivery.pass_over(str(error))
+                    continue
+                await batches.put(text)
             return f"the server ended it ({answer.final or 'without a word'})"
 
     async def _wait(self, why: str, delay: float) -> None:
@@ -94,11 +101,6 @@ class Push:
         log.log(level, "query %s: %s; begins again in %.1f s", self.settings.name, why, delay)
         await asyncio.sleep(delay)
 
-    async def _post(self, body: bytes, correlation: str) -> httpx.Response:
-        url = self._backend.host.rstrip("/") + self._backend.path
-        headers = {
-            "Content-Type": "application/json",
-            CORRELATION: correlation,
-            NAME: self.settings.name,
-        }
-        return await self._client.post(url, content=body, headers=headers)
+    async def _post(self, body: bytes, correlation: str) -> Reply | Away:
+        headers = {CORRELATION: correlation, NAME: self.settings.name}
+        return await call(self._client, self._url, body, headers, self._backend.timeout)

@@ -26,7 +26,7 @@ from .body import read
 from .context import Context
 from .ksql_client import Answer, Ksql, KsqlAway, Query, query
 from .ksql_push import Push
-from .ksql_rows import KsqlError
+from .ksql_rows import KsqlError, RowError, write_row
 from .part import Unready
 from .scope import READ
 from .status import UNCACHED, Refusal, answer, status_of, told
@@ -108,6 +108,8 @@ def refusal(error: KsqlError | KsqlAway) -> Refusal:
     """As a Status: what ksqlDB says of the query is the caller's, the rest is not."""
     if isinstance(error, KsqlAway):
         return Refusal(503, f"{error}; try again", code="KSQLDB_UNAVAILABLE", retry_after=1.0)
+    if isinstance(error, RowError):
+        return Refusal(error.status, str(error), code="KSQLDB_ROW")
     if error.status in (400, 404, 409, 422):
         return Refusal(error.status, str(error), code=f"KSQLDB_{error.code}")
     if error.status == 403:
@@ -152,7 +154,7 @@ async def _within(
                 row = coming.result()
             except StopAsyncIteration:
                 return
-            yield orjson.dumps(row)
+            yield write_row(row)
             count += 1
     finally:
         over.cancel()

@@ -31,6 +31,10 @@ def route(path: str) -> str:
     ("text", "said"),
     [
         (f"{KAFKA}\nlisten: {{workers: 2}}\nsidecar: {{consumer: {{}}}}", "listen.workers: 1"),
+        (
+            f"{KAFKA}\nlisten: {{workers: 2}}\nsidecar: {{admin: {{chaos: true}}}}",
+            "may reach another; set listen.workers: 1",
+        ),
         (f"{GOOD}\n{route('/producers/{x}')}", "path '/producers/{x}' is the sidecar's own"),
         (f"{GOOD}\n{route('/docs')}", "path '/docs' is the sidecar's own"),
         (f"{TWO}\nsidecar: {{}}", "there are several clusters; add kafka: one or kafka: two"),

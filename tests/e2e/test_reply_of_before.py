@@ -11,9 +11,12 @@ import httpx
 from support.brokers import Broker
 from support.gateways import Gateway, config_for, running_gateway
 from support.service import running_service
+from support.until import until
 from support.workers import running_workers
 
 WITHIN = 60.0
+# Held by the service: a reply that is there before Kafka confirms the request is the answer itself.
+REQUEST = b'{"hold": true, "body": "the result"}'
 
 
 def config(kafka: Broker, requests: str, replies: str) -> dict[str, Any]:
@@ -45,8 +48,11 @@ async def test_any_worker_knows_a_reply_also_one_that_was_not_there(
                 base_url=gateway.base_url, trust_env=False, timeout=WITHIN
             ) as http:
                 later = {"Prefer": "respond-async"}
-                answer = await http.post("/ask", content=b"the result", headers=later)
+                answer = await http.post("/ask", content=REQUEST, headers=later)
+            assert answer.status_code == 202, answer.text
             location = answer.headers["location"]
+            await until(lambda: service.held, "the request", WITHIN)
+            await service.release()
             answers = await asyncio.gather(*(asked(gateway, location) for _ in range(24)))
             assert set(answers) == {(200, "the result")}
         async with running_gateway(config(kafka, requests, replies)) as another:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+import time
+
 import httpx
 import pytest
 from support.brokers import embedded_kafka
 from support.served import served
 from support.sidecars import running_sidecar
+from support.until import until
 
 from gateway.sidecar.chaos import Assaulted, ChaosMonkey
 from gateway.sidecar.status import Refusal
@@ -60,22 +64,37 @@ async def test_an_exception_and_a_cut_connection_meet_all_but_health_and_adm(kaf
         assert (await http.post(**asked)).status_code == 202
 
 
-async def test_latency_is_in_front_of_the_answer(monkeypatch):
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
+async def ask(monkey: ChaosMonkey) -> float:
+    """Return after how many seconds the application is called."""
+    called: list[float] = []
 
     async def app(scope, receive, send):
-        slept.append(-1.0)
+        called.append(time.monotonic())
 
-    monkeypatch.setattr("gateway.sidecar.chaos.asyncio.sleep", sleep)
-    monkey = ChaosMonkey()
-    late = {"latencyRangeStart": 50, "latencyRangeEnd": 80}
-    monkey.set("latency", {**LET_LOOSE, **late})
+    began = time.monotonic()
     await Assaulted(app, monkey)({"type": "http", "path": "/x"}, None, None)
-    assert 0.05 <= slept[0] <= 0.08
-    assert slept[1:] == [-1.0]
+    return called[0] - began
+
+
+async def test_latency_is_in_front_of_the_answer():
+    monkey = ChaosMonkey()
+    monkey.set("latency", {**LET_LOOSE, "latencyRangeStart": 50, "latencyRangeEnd": 80})
+    assert 0.045 <= await ask(monkey) <= 2
+
+
+async def test_requests_that_wait_go_on_when_latency_is_switched_off():
+    """They waited on for what was left of up to ten minutes."""
+    monkey = ChaosMonkey()
+    late = {"latencyRangeStart": 600_000, "latencyRangeEnd": 600_000}
+    monkey.set("latency", {**LET_LOOSE, **late})
+    waiting = [asyncio.create_task(ask(monkey)) for _ in range(3)]
+    await until(lambda: monkey.met["latency"] == 3)
+    monkey.set("exception", {"level": 1})
+    await asyncio.sleep(0)
+    assert not any(each.done() for each in waiting), "another assault is none of theirs"
+    monkey.set("latency", {"enabled": False})
+    async with asyncio.timeout(10):
+        await asyncio.gather(*waiting)
 
 
 async def test_under_another_server_the_answer_is_cut():

@@ -15,9 +15,14 @@ from gateway.sidecar.idempotency import Ledger
 class Log:
     """A cluster with one topic, to which another replica writes whenever it was asked."""
 
+    outages = None
+
     def __init__(self) -> None:
         self.ends = {0: 3, 1: 0}
         self.first_new = dict(self.ends)
+
+    def topic(self, name: str) -> Any:
+        return SimpleNamespace(name=name, error=0, topic_id=None)
 
     async def list_offsets(self, specs: Mapping[TopicPartition, int]) -> dict[TopicPartition, Any]:
         told = {
@@ -34,7 +39,7 @@ async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
     log = Log()
 
     async def topic(name: str) -> Any:
-        return SimpleNamespace(name=name, partitions={0: None, 1: None})
+        return SimpleNamespace(name=name, partitions={0: None, 1: None}, topic_id=None)
 
     context: Any = SimpleNamespace(cluster=log, topic=topic)
     ledger = Ledger(context, Producer(), transactors=None)  # type: ignore[arg-type]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
 import pytest
+from starlette.responses import StreamingResponse
 from support.certificates import Authority
 from support.ksqldb import names, running_ksqldb, without_http2
+from support.served import served
 from support.tcp_proxy import TcpProxy
 from support.until import until
 
@@ -125,6 +131,27 @@ async def test_an_error_instead_of_an_answer_has_its_code():
                 pass
         assert raised.value.code == 40001
         assert len(ksqldb.asked) == 1
+
+
+async def test_a_refusal_without_an_end_is_read_up_to_a_bound():
+    """It was read into memory for as long as a query may take to begin."""
+    sent = 0
+
+    async def refuse(scope: Any, receive: Any, send: Any) -> None:
+        async def pieces() -> AsyncIterator[bytes]:
+            nonlocal sent
+            while True:
+                yield b"no" * (1 << 15)
+                sent += 1
+                await asyncio.sleep(0)
+
+        await StreamingResponse(pieces(), 400)(scope, receive, send)
+
+    async with served(refuse) as url:
+        with pytest.raises(KsqlError, match="400 nono"):
+            async with Ksql(url, begin=30.0).ask(query(SELECT)):
+                pass
+    assert sent < 1000
 
 
 async def test_an_error_after_rows_ends_them():

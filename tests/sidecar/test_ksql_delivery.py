@@ -4,30 +4,29 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 
-import httpx
 import pytest
 from support.until import until
 
+from gateway.core.verdict import Away
 from gateway.sidecar.ksql_delivery import Batches, Delivery
+from gateway.sidecar.reactive.backend import Reply
 
 
 class BackEnd:
-    """answers: of the next calls, a status or an error; then 200."""
+    """answers: of the next calls, a status or that it is away; then 200."""
 
-    def __init__(self, *answers: int | Exception) -> None:
+    def __init__(self, *answers: int | Away) -> None:
         self.batches: list[list[int]] = []
         self.ids: set[str] = set()
         self.answers = list(answers)
         self.refuses: Callable[[list[int]], int] = lambda rows: 200
 
-    async def __call__(self, body: bytes, id: str) -> httpx.Response:
+    async def __call__(self, body: bytes, id: str) -> Reply | Away:
         rows = json.loads(body)
         self.ids.add(id)
         self.batches.append(rows)
         answer = self.answers.pop(0) if self.answers else self.refuses(rows)
-        if isinstance(answer, Exception):
-            raise answer
-        return httpx.Response(answer, headers={"retry-after": "0"})
+        return Reply(answer, 0.0, b"") if isinstance(answer, int) else answer
 
     @property
     def rows(self) -> Sequence[int]:
@@ -70,7 +69,7 @@ async def test_a_row_that_waited_goes_alone():
     await asyncio.wait_for(running, 30)
 
 
-@pytest.mark.parametrize("gone", [httpx.ConnectError("no"), httpx.ReadTimeout("late"), 503, 429])
+@pytest.mark.parametrize("gone", [Away("no"), Away("late", late=True), 503, 429])
 async def test_a_back_end_that_is_away_gets_the_same_batch_until_it_has_it(gone):
     back_end = BackEnd(*[gone] * 20)
     delivery = await _delivered(back_end, 3)
@@ -100,3 +99,17 @@ async def test_who_reads_the_query_waits_while_the_back_end_does_not_take():
     assert not third.done()
     assert await batches.take() == [b"1", b"2"]
     await asyncio.wait_for(third, 30)
+
+
+async def test_large_rows_wait_by_their_bytes_and_go_at_once():
+    """As many as `batch.rows` waited, each of up to 16 MiB: 1.6 GB."""
+    batches = Batches(100, 1000, linger=30.0)
+    rows = [b"%d" % n * 2000 for n in range(3)]
+    await batches.put(rows[0])
+    second = asyncio.create_task(batches.put(rows[1]))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not second.done()
+    assert await asyncio.wait_for(batches.take(), 10) == rows[:1]
+    assert await asyncio.wait_for(batches.take(), 10) == rows[1:2]
+    await second

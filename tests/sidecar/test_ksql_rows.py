@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.sidecar.ksql_rows import Garbled, KsqlError, Reading, schema
+from gateway.sidecar.ksql_rows import (
+    LARGEST,
+    Garbled,
+    KsqlError,
+    Reading,
+    RowError,
+    schema,
+    write_row,
+)
 
 HEADER = {"queryId": "q1", "columnNames": ["ID", "NAME"], "columnTypes": ["BIGINT", "STRING"]}
 OLD = {"header": {"queryId": "q1", "schema": "`ID` BIGINT, `NAME` STRING"}}
@@ -60,6 +68,86 @@ def test_rows_before_an_error_are_given_before_it():
     with pytest.raises(KsqlError, match="the query broke") as raised:
         reading.end()
     assert (raised.value.code, raised.value.status) == (50000, 500)
+
+
+def test_an_error_behind_rows_is_raised_with_the_piece_that_it_came_in():
+    """It was held until the next piece, which a silent server does not send: the query was said
+    to run."""
+    reading = Reading()
+    reading.take(_body("lines", [[1, "a"]]) + b'{"error_code":50000,"message":"it broke"}\n')
+    for _ in range(2):
+        with pytest.raises(KsqlError, match="it broke"):
+            reading.check()
+    with pytest.raises(KsqlError, match="it broke"):
+        reading.take(b'[2,"b"]\n')
+
+
+@pytest.mark.parametrize("form", ["lines", "array"])
+def test_a_row_without_an_end_is_refused_behind_the_rows_before_it(form):
+    reading = Reading()
+    begun = _body(form, [[1, "a"]]).removesuffix(b"]") + b',[2,"'[form == "lines" :]
+    assert reading.take(begun) == [{"ID": 1, "NAME": "a"}]
+    with pytest.raises(RowError, match="more than 16 MiB") as raised:
+        for _ in range(LARGEST // (1 << 20) + 1):
+            reading.take(b"x" * (1 << 20))
+            reading.check()
+    assert raised.value.status == 422
+
+
+numbers = st.from_regex(
+    r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][-+]?[0-9]{1,3})?", fullmatch=True
+)
+
+
+@pytest.mark.parametrize("form", ["lines", "array", "old"])
+@given(each=st.lists(numbers, min_size=2, max_size=2), nested=st.booleans())
+def test_numbers_keep_their_digits(form, each, nested):
+    """12345678901234567890.123456789 was handed on as 1.2345678901234567e+19."""
+    values = [f'{{"deep":[{number}]}}' if nested else number for number in each]
+    body = _body(form, [[100001, 100002]]).decode()
+    for place, value in zip(["100001", "100002"], values, strict=True):
+        body = body.replace(place, value)
+    (row,) = _read(Reading(), body.encode(), [])
+    assert write_row(row) == f'{{"ID":{values[0]},"NAME":{values[1]}}}'.encode()
+
+
+def _nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
+
+
+@pytest.mark.parametrize("form", ["lines", "array", "old"])
+@pytest.mark.parametrize("value", [_nested(300), _nested(2000), b"NaN", b'"\\ud800"', b'"\xff"'])
+def test_a_row_that_cannot_be_handed_on_is_one_row(form, value):
+    """It was a TypeError, or the end of the answer: the rows behind it in the piece were lost."""
+    body = _body(form, [[1, "a"], [2, "bad"], [3, "c"]]).replace(b'"bad"', value)
+    first, bad, third = _read(Reading(), body, [])
+    assert [write_row(first), write_row(third)] == [b'{"ID":1,"NAME":"a"}', b'{"ID":3,"NAME":"c"}']
+    with pytest.raises(RowError, match="a row cannot be"):
+        write_row(bad)
+
+
+def test_what_may_be_cut_is_no_row_that_cannot_be_handed_on():
+    reading = Reading()
+    reading.take(_body("lines", []) + b'[1,"half]')
+    with pytest.raises(Garbled, match="no JSON"):
+        reading.end()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"columnNames": None},
+        {"columnNames": [["A"]]},
+        {"columnNames": [1]},
+        {"header": {"schema": "A BIGINT"}},
+        {**OLD, "row": {"columns": 1}},
+    ],
+)
+def test_columns_that_are_none_are_no_answer_of_ksqldb(header):
+    """Some were a TypeError, which ended all queries of the sidecar, and began them anew."""
+    reading = Reading()
+    with pytest.raises(Garbled):
+        reading.take(json.dumps(header).encode() + b'\n{"row":{"columns":1}}\n')
 
 
 def test_the_last_word_of_query_is_kept():

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from support.brokers import embedded_kafka
 from support.ksqldb import Ksqldb, names, running_ksqldb
 from support.served import served
@@ -190,6 +190,106 @@ async def test_rows_of_a_configured_query_reach_the_back_end_whatever_breaks(kaf
                 answer = await http.get("/health/readiness")
                 assert answer.status_code == 503
                 assert answer.text.startswith("ksqldb: query orders: ")
+
+
+class Streaming:
+    """Answers the first call with 200 and pieces of this size for ever, the next ones at once."""
+
+    def __init__(self, size: int, every: float) -> None:
+        self.batches: list[list[Any]] = []
+        self._piece = b" " * size
+        self._every = every
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.batches.append(names(await Request(scope, receive).json()))
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while len(self.batches) == 1:
+                yield self._piece
+                await asyncio.sleep(self._every)
+
+        await StreamingResponse(pieces())(scope, receive, send)
+
+
+async def test_an_answer_that_drips_is_over_at_its_timeout(kafka):
+    """The timeout was of each piece, so a byte every half second held the query for ever."""
+    back_end = Streaming(1, every=0.05)
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        ksqldb.row(1, "a")
+        options = {"url": ksqldb.url, **query(url)}
+        options["backend"]["timeout"] = "300ms"
+        async with running_sidecar(kafka.bootstrap, ksqldb=options):
+            await until(lambda: len(back_end.batches) == 2, "the batch tried again")
+    assert back_end.batches == [["a"], ["a"]]
+
+
+async def test_an_answer_without_an_end_is_read_up_to_a_bound(kafka):
+    """It was read to its end, into memory: 600 MB of it took 615 MB."""
+    back_end = Streaming(1 << 20, every=0.0)
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        ksqldb.row(1, "a")
+        options = {"url": ksqldb.url, **query(url)}
+        options["backend"]["timeout"] = "60s"
+        async with running_sidecar(kafka.bootstrap, ksqldb=options):
+            await until(lambda: back_end.batches, "the first batch")
+            ksqldb.row(2, "b")
+            await until(lambda: len(back_end.batches) == 2, "the next batch", 30)
+    assert back_end.batches == [["a"], ["b"]], "its status was 200: it has the row"
+
+
+DEEP = b"[2," + b"[" * 300 + b"]" * 300 + b"]\n"
+
+
+async def test_a_row_that_cannot_be_handed_on_is_passed_over_and_counted(kafka, caplog):
+    """It was a TypeError that ended all queries of the sidecar; the rows behind it were lost."""
+    back_end = BackEnd()
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        ksqldb.raw(b'[1,"a"]\n' + DEEP + DEEP + b'[3,NaN]\n[4,"d"]\n')
+        options = {"url": ksqldb.url, **query(url)}
+        async with running_sidecar(kafka.bootstrap, ksqldb=options) as http:
+            await until(lambda: names(back_end.rows) == ["a", "d"], "the rows around it")
+            await ready(http)
+            scrape = (await http.get("/metrics")).text
+        assert 'gateway_ksqldb_query_begun_total{query="orders"} 1' in scrape
+        assert 'gateway_ksqldb_rows_total{query="orders",outcome="dropped"} 3' in scrape
+    logged = [each for each in caplog.records if "ksql" in each.name and each.levelname == "ERROR"]
+    assert len(logged) == 1
+
+
+async def test_digits_of_rows_are_handed_on_as_they_came(kafka):
+    back_end = BackEnd()
+    rows = b"[1,12345678901234567890.123456789]\n[2,1.10]\n[3,1e400]\n"
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        ksqldb.raw(rows)
+        options = {"url": ksqldb.url, **query(url)}
+        async with running_sidecar(kafka.bootstrap, ksqldb=options):
+            await until(lambda: len(back_end.rows) == 3, "the rows")
+    sent = b"".join([await call.body() for call in back_end.calls])
+    for digits in (b":12345678901234567890.123456789}", b":1.10}", b":1e400}"):
+        assert digits in sent
+
+
+async def test_an_error_behind_rows_is_told_while_the_server_is_silent(kafka):
+    """It was held until the next piece, and the query was said to run."""
+    back_end = BackEnd()
+    async with running_ksqldb() as ksqldb, served(back_end) as url:
+        ksqldb.raw(b'[1,"a"]\n{"error_code":50000,"message":"it broke"}\n')
+        options = {"url": ksqldb.url, **query(url)}
+        async with running_sidecar(kafka.bootstrap, ksqldb=options):
+            await until(lambda: begun(ksqldb) == 2, "the query begun again")
+            assert names(back_end.rows) in ([], ["a"])
+            await until(lambda: names(back_end.rows) == ["a"], "the row before the error")
+
+
+async def test_an_answer_has_the_digits_and_refuses_rows_that_cannot_be_written(kafka):
+    async with asking(kafka) as (http, ksqldb):
+        ksqldb.raw(b"[1,12345678901234567890.123456789]\n")
+        ksqldb.over()
+        answer = await http.post("/ksqldb/active", json={"query": "SELECT * FROM TOTALS"})
+        assert answer.text == '[{"ID":1,"NAME":12345678901234567890.123456789}]'
+        ksqldb.raw(b'[1,"a"]\n' + DEEP)
+        answer = await http.post("/ksqldb/active", json={"query": "SELECT * FROM TOTALS"})
+        assert (answer.status_code, answer.json()["code"]) == (422, "KSQLDB_ROW")
 
 
 async def test_a_configured_pull_query_is_asked_once(kafka):

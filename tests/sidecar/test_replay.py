@@ -8,7 +8,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -19,6 +19,7 @@ from support.brokers import Broker
 from support.gateways import Gateway, browsing, config_for, running_gateway
 from support.letters import committed, header
 from support.sidecars import ready, running_sidecar
+from support.until import until
 
 SIDECAR = (sys.executable, "-m", "gateway", "sidecar", "-c")
 LATE = 60.0  # s
@@ -125,6 +126,22 @@ async def test_what_retention_took_is_told(kafka, section):
     gap = {"partition": 0, "startOffset": 5, "endOffset": 12, "reason": "retention"}
     assert done["gaps"] == [gap]
     assert (done["state"], done["records"]) == ("done", 18)
+
+
+async def test_replays_go_on_when_their_topic_was_deleted(kafka, section):
+    """The sidecar looked for the old topic's next offset, and had no replays for ever."""
+    source, target = kafka.topic(), kafka.topic()
+    fill(kafka, source, 10)
+    body = {"topic": source, "destination": "topic", "destinationTopic": target}
+    async with running_sidecar(kafka.bootstrap, replay=section) as http:
+        await over(http, (await started(http, body))["id"])
+        await asyncio.to_thread(kafka.admin.delete_topic, section["topic"])
+        async with asyncio.timeout(LATE):
+            while True:
+                answer = await http.post("/replays", json=body)
+                if answer.status_code == 202:
+                    break
+        await until(lambda: len(committed(kafka, target)) == 20, "copies", LATE)
 
 
 async def test_what_makes_no_sense_is_refused_with_what_to_do(kafka, section):
@@ -305,3 +322,62 @@ async def test_a_back_end_misses_none_when_the_owner_is_killed(kafka, section):
     assert set(seen) == set(range(count))
     back = [at for at in range(1, len(seen)) if seen[at] <= seen[at - 1]]
     assert len(back) <= 1, "it goes on in order, from one place"
+
+
+async def test_a_topic_that_is_compacted_meanwhile_is_replayed_as_far_as_it_is_there(
+    retention_kafka, section
+):
+    """All that the replay was to read last is compacted away while the back end is away."""
+    kafka, count = retention_kafka, 240
+    configs = {
+        "cleanup.policy": "compact", "segment.ms": "300", "min.cleanable.dirty.ratio": "0.01",
+    }  # fmt: skip
+    source = kafka.topic(configs=configs)
+    write = Writes(kafka, source)
+    write((n, f"kept-{n}" if n % 4 == 0 and n < 200 else f"k{n % 5}") for n in range(count))
+    async with running_backend() as backend:
+        backend.order(say=503)
+        reactive = {
+            "group": f"{source}.group",
+            "topics": [kafka.topic()],
+            "backend": {"host": backend.base_url},
+            "valueFormat": "json",
+            "retryDelay": "50ms",
+            "retryDelayMax": "200ms",
+        }
+        async with running_sidecar(
+            kafka.bootstrap, replay=section, reactive={"groups": reactive}
+        ) as http:
+            id = (await started(http, {"topic": source, "destination": "backend"}))["id"]
+            await until(lambda: backend.calls, "the first batch", LATE)
+            write((count + n, f"k{n}") for n in range(5))
+            async with asyncio.timeout(LATE):
+                while True:
+                    write([(count + 5, "roll")])
+                    left = await asyncio.to_thread(committed, kafka, source)
+                    there = {each.offset() for each in left if each.offset() < count}
+                    if len(there) == 50:
+                        break
+                    await asyncio.sleep(0.2)
+            backend.order()
+            done = await over(http, id)
+        times = Counter(each["offset"] for each in backend.done)
+    read_before = range(min(set(range(count)) - times.keys()))
+    assert done["state"] == "done"
+    assert set(times.values()) == {1}
+    assert times.keys() == there | set(read_before)
+    assert done["records"] == len(times) < count
+
+
+class Writes:
+    """Writes records of 20 kB, with numbers and keys, to one partition."""
+
+    def __init__(self, kafka: Broker, topic: str) -> None:
+        self._topic = topic
+        self._producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 20})
+
+    def __call__(self, records: Iterable[tuple[int, str]]) -> None:
+        for n, key in records:
+            value = json.dumps({"n": n, "pad": "x" * 20_000})
+            self._producer.produce(self._topic, value, key, 0)
+        assert self._producer.flush(LATE) == 0

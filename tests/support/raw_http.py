@@ -88,8 +88,11 @@ class Wire:
         return Answer(int(lines[0].split()[1]), headers)
 
     def answer(self) -> Answer:
-        """The next response with its body."""
+        """The next response with its body. Interim ones before it (RFC 9110 15.2) are passed over:
+        whoever ended its side is sent them while its answer takes long."""
         answer = self.answer_head()
+        while answer.status < 200:
+            answer = self.answer_head()
         if answer.status not in (204, 304):
             answer.body = self._body(answer.headers)
         return answer

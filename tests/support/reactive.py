@@ -57,13 +57,17 @@ class Dead:
 class World:
     """topic: a new one; its dead letters go with it, see `close`."""
 
-    def __init__(self, kafka: Broker, backend: Backend, partitions: int = 3) -> None:
+    def __init__(
+        self, kafka: Broker, backend: Backend, partitions: int = 3, *, replication: int = 1
+    ) -> None:
         self.kafka = kafka
         self.backend = backend
-        self.topic = kafka.topic(partitions=partitions)
+        self.topic = kafka.topic(partitions=partitions, replication=replication)
         self.partitions = partitions
         self.written = 0
-        self._producer = Producer({"bootstrap.servers": kafka.servers, "linger.ms": 5})
+        # each record once, also where a broker is killed while it is written
+        options = {"linger.ms": 5, "enable.idempotence": True}
+        self._producer = Producer({"bootstrap.servers": kafka.servers, **options})
 
     @property
     def dead_topic(self) -> str:

@@ -1,4 +1,8 @@
-"""The back end that batches are POSTed to: one call is one verdict."""
+"""The back end that batches are POSTed to: one call is one verdict.
+
+`call` bounds whatever a back end may answer, for groups and for queries of ksqlDB: the time of the
+whole answer, its size, and how long it wants to be left alone.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
+from typing import NamedTuple
 
 import httpx
 
@@ -38,20 +43,13 @@ class BackEnd:
         self, body: bytes, sent: Sequence[Record], headers: Mapping[str, str] | None = None
     ) -> Verdict:
         """body: of those that were sent, as a JSON array."""
-        fields = {"Content-Type": "application/json", **(headers or {})}
-        request = self._client.build_request("POST", self._url, content=body, headers=fields)
-        try:
-            async with asyncio.timeout(self._timeout):  # httpx's own is for each piece
-                status, after, data = await self._answer(request)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            return Away(f"{self._url} is not there: {error or type(error).__name__}")
-        except (TimeoutError, httpx.TimeoutException):
-            return Away(f"{self._url} did not answer within {self._timeout:g} s", late=True)
-        except httpx.HTTPError as error:
-            return Away(f"{self._url} broke off: {error or type(error).__name__}")
-        if len(data) > LARGEST:
+        said = await call(self._client, self._url, body, headers or {}, self._timeout)
+        if isinstance(said, Away):
+            return said
+        if said.is_cut:
             return Suspect(f"the back end's answer is over {LARGEST >> 20} MiB")
-        return verdict(status, data, sent, accept_empty=self._accept_empty, retry_after=after)
+        empty, after = self._accept_empty, said.retry_after
+        return verdict(said.status, said.body, sent, accept_empty=empty, retry_after=after)
 
     async def unwell(self) -> str:
         """Why it is; empty where it is well, or cannot be asked."""
@@ -59,25 +57,65 @@ class BackEnd:
             return ""
         try:
             async with asyncio.timeout(PROBE):
-                status = (await self._client.get(self._health)).status_code
+                async with self._client.stream("GET", self._health) as response:
+                    status = response.status_code
         except (TimeoutError, httpx.HTTPError) as error:
             return f"{self._health} does not answer: {str(error) or type(error).__name__}"
         if 200 <= status < 300:
             return ""
         return f"{self._health} says {status}; correct it or backend.healthPath"
 
-    async def _answer(self, request: httpx.Request) -> tuple[int, float, bytes]:
-        """Status, Retry-After in seconds, body; of one too large, the beginning."""
-        response = await self._client.send(request, stream=True)
-        try:
+
+class Reply(NamedTuple):
+    """What a back end answered.
+
+    retry_after: in seconds, 0.0 where it does not say. body: the beginning of one that is cut.
+    """
+
+    status: int
+    retry_after: float
+    body: bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether the body was longer than is read."""
+        return len(self.body) > LARGEST
+
+
+async def call(
+    client: httpx.AsyncClient,
+    url: httpx.URL,
+    body: bytes,
+    headers: Mapping[str, str],
+    seconds: float,
+) -> Reply | Away:
+    """POST JSON to a back end.
+
+    Args:
+        client: One that follows no redirects.
+        url: Where to.
+        body: The JSON.
+        headers: Further ones; `Content-Type` is set.
+        seconds: Until the whole answer is there; a timeout of httpx is for each piece of it.
+    """
+    fields = {"Content-Type": "application/json", **headers}
+    try:
+        async with (
+            asyncio.timeout(seconds),
+            client.stream("POST", url, content=body, headers=fields) as response,
+        ):
             data = bytearray()
             async for piece in response.aiter_bytes():
                 data += piece
                 if len(data) > LARGEST:
                     break
-        finally:
-            await response.aclose()
-        return response.status_code, retry_after(response.headers), bytes(data)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        return Away(f"{url} is not there: {error or type(error).__name__}")
+    except (TimeoutError, httpx.TimeoutException):
+        return Away(f"{url} did not answer within {seconds:g} s", late=True)
+    except httpx.HTTPError as error:
+        return Away(f"{url} broke off: {error or type(error).__name__}")
+    return Reply(response.status_code, retry_after(response.headers), bytes(data))
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
@@ -87,6 +125,6 @@ def retry_after(headers: Mapping[str, str]) -> float:
         return min(float(given[:9]), LONGEST)
     try:
         seconds = parsedate_to_datetime(given).timestamp() - time.time()
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):  # a year of 20 digits is the last
         return 0.0
     return min(max(0.0, seconds), LONGEST)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 
 import httpx
 
@@ -17,11 +18,12 @@ from ...config.sidecar import Group as Settings
 from ...core.batch import Settled
 from ...core.held import LATEST
 from ...core.record import TopicPartition
-from ...errors import KafkaError, NotOwned
+from ...core.recovery import cause_of
+from ...errors import AccessDenied, KafkaError, NotOwned, PartitionFailed
 from ...kafka.consumer import GroupConsumer
-from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset
+from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset, code_of
 from ...telemetry.histogram import Histogram
-from ..context import Context
+from ..context import Context, audit_gap
 from .backend import BackEnd
 from .dead_letters import DeadLetters
 from .points import Points
@@ -51,14 +53,15 @@ class ReactiveGroup:
         self._context = context
         self._client = client
         self._of: dict[TopicPartition, Runner] = {}
+        self._unreadable: set[str] = set()  # labels of the outages that were told
 
     async def run(self) -> None:
         """Until cancelled: then what is under way is finished or abandoned, and committed."""
         settings = self.settings
         consumer = self.consumer = self._made()
         self.runners = [
-            Runner(rules_of(settings), self._works(), self._update_pauses)
-            for _ in range(settings.parallelism)
+            Runner(rules_of(settings), self._works(), self._update_pauses, number)
+            for number in range(settings.parallelism)
         ]
         for runner in self.runners:
             runner.lane.held = self.paused  # it may be a start after a failure
@@ -78,6 +81,7 @@ class ReactiveGroup:
             for task in (*lanes, *others):
                 task.cancel()
             await asyncio.gather(poll, *lanes, *others, return_exceptions=True)
+            self._tell_unreadable({})
             self.consumer = None
 
     def _made(self) -> GroupConsumer:
@@ -95,7 +99,7 @@ class ReactiveGroup:
             max_partition_bytes=settings.max_partition_fetch_bytes,
             max_fetch_bytes=settings.fetch_max_bytes,
             prefetch=True,
-            on_gap=self._audit_gap,
+            on_gap=partial(audit_gap, self._context.audit, reactive=True),
         )
 
     def _works(self) -> Works:
@@ -110,6 +114,7 @@ class ReactiveGroup:
             self.points,
             self._settled,
             self.tallies,
+            context.cluster.outages,
         )
 
     # reading
@@ -123,12 +128,12 @@ class ReactiveGroup:
                     POLL, max_bytes=settings.fetch_max_bytes, max_records=settings.max_poll_records
                 )
             except KafkaError as error:
-                if str(error) != self.failure:
-                    log.error("group %s cannot be read: %s", self.name, error)
-                self.failure = str(error)
+                self.failure = str(error)  # where it is the group's, its member says so in the log
+                self._tell_unreadable(consumer.failures)
                 if error not in consumer.failures.values():  # of one partition: others go on
                     await asyncio.sleep(AGAIN)
                 continue
+            self._tell_unreadable(consumer.failures)
             self.failure = next(map(str, consumer.failures.values()), None)
             for record in records:
                 self._of[record.tp].lane.put((record,))
@@ -136,6 +141,19 @@ class ReactiveGroup:
                 runner.wake()
                 self._update_pauses(runner)
             self._caught_up(consumer)
+
+    def _tell_unreadable(self, failures: Mapping[TopicPartition, KafkaError]) -> None:
+        """Say in the log what of the group cannot be read now, and what is not failing any more."""
+        outages, failing = self._context.cluster.outages, set[str]()
+        for tp, failure in failures.items():
+            what = f"topic={tp.topic}" if isinstance(failure, AccessDenied) else f"partition={tp}"
+            label = f"group={self.name} {what}"
+            code = failure.code if isinstance(failure, PartitionFailed) else code_of(failure)
+            outages.fail(label, cause_of(code), str(failure), group=self.name)
+            failing.add(label)
+        for label in self._unreadable - failing:
+            outages.recover(label, "does not fail any more")
+        self._unreadable = failing
 
     def _update_pauses(self, runner: Runner) -> None:
         """Pause the partitions of a lane that has enough to do, and resume them otherwise.
@@ -159,10 +177,6 @@ class ReactiveGroup:
     def _settled(self, settled: Settled) -> None:
         audited(self._context.audit, settled)
 
-    def _audit_gap(self, tp: TopicPartition, missing: int, found: int) -> None:
-        what = f"Kafka does not have this offset any more; the group goes on at {found}"
-        self._context.audit.consumed(tp.topic, tp.partition, missing, reactive=True, error=what)
-
     async def _commit(self, points: Mapping[TopicPartition, int]) -> None:
         assert self.consumer is not None
         await self.consumer.commit(points)
@@ -184,17 +198,15 @@ class ReactiveGroup:
 
     async def _look_for_progress(self) -> None:
         """Note which lanes have moved since the last look, or have nothing to do."""
-        moved = [runner for runner in self.runners if runner.has_moved(self._positions(runner))]
-        still = [runner for runner in self.runners if runner not in moved]
+        positions = {runner: self._positions(runner) for runner in self.runners}
+        still = [runner for runner, at in positions.items() if not runner.has_moved(at)]
         idle = {tp for runner in still if not runner.lane.waiting for tp in runner.tps}
         ends = await self.list_ends(idle) if idle else {}
         now = asyncio.get_running_loop().time()
-        for runner in self.runners:
-            lags = (
-                at is not None and at < ends.get(tp, 0)
-                for tp, at in self._positions(runner).items()
-            )
-            if runner in moved or self.paused or not (runner.lane.waiting or any(lags)):
+        for runner, places in positions.items():
+            lags = (at is not None and at < ends.get(tp, 0) for tp, at in places.items())
+            has_work = not self.paused and (runner.lane.waiting or any(lags))
+            if runner not in still or not has_work:
                 runner.moved_at = now
 
     def _positions(self, runner: Runner) -> dict[TopicPartition, int | None]:
@@ -216,15 +228,16 @@ class ReactiveGroup:
 
     def is_stuck(self, runner: Runner, now: float) -> bool:
         """Return whether a lane with something to do has not moved for `max_poll_interval`."""
-        lane = runner.lane
-        since = min(runner.moved_at, lane.since if lane.trouble else now)
-        return not self.paused and now - since >= self.settings.max_poll_interval
+        return not self.paused and _still_for(runner, now) >= self.settings.max_poll_interval
 
     def describe_stuck(self, runner: Runner, now: float) -> str:
         """Return which lane does not move, for how long, and why."""
-        lane = runner.lane
-        seconds = now - min(runner.moved_at, lane.since if lane.trouble else now)
-        why = lane.trouble or self.points.failing or "its partitions have records, and none come"
+        seconds = _still_for(runner, now)
+        why = (
+            runner.lane.trouble
+            or self.points.failing
+            or "its partitions have records, and none come"
+        )
         return f"group {self.name}: a lane has not moved for {seconds:.0f} s: {why}"
 
     @property
@@ -255,8 +268,8 @@ class ReactiveGroup:
             async with asyncio.timeout(COMMIT):
                 await self.points.flush(tps)
         except (KafkaError, TimeoutError) as error:
-            what = "its last records come again"
-            log.warning("group %s: not committed, %s: %s", self.name, what, error or "too late")
+            what, why = "its last records come again", str(error) or "too late"
+            log.warning("group %s: not committed, %s: %s", self.name, what, why)
         self.points.forget(tps)
 
     async def lost(self, tps: frozenset[TopicPartition]) -> None:
@@ -306,3 +319,9 @@ class ReactiveGroup:
             log.warning("group %s: a batch of %s is abandoned: %s", self.name, names, why)
         for tp in tps:
             self._of.pop(tp, None)
+
+
+def _still_for(runner: Runner, now: float) -> float:
+    """Return for how many seconds a lane has not moved."""
+    lane = runner.lane
+    return now - min(runner.moved_at, lane.since if lane.trouble else now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from ...core.delivery import Lane
 from ...core.record import TopicPartition
 from ...core.verdict import Answered, Away, Verdict
 from ...errors import RegistryUnavailable
+from ...kafka.outages import Outages
 from ...telemetry.about import about
 from ...telemetry.histogram import Histogram
 from ..context import Audit, Unaudited
@@ -44,7 +46,11 @@ class Tallies:
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """What the lanes of one group share. settled: told of what is done with, before its commit."""
+    """What the lanes of one group share.
+
+    settled: told of what is done with, before its commit. outages: say in the log what holds up
+    the lanes.
+    """
 
     group: str
     back_end: BackEnd
@@ -53,16 +59,20 @@ class Works:
     points: Points
     settled: Callable[[Settled], None]
     tallies: Tallies = field(default_factory=Tallies)
+    outages: Outages = field(default_factory=lambda: Outages(time.monotonic))
 
 
 class Runner:
     """A lane, its partitions, and its loop.
 
     on_turn: called in each turn of the loop, also where nothing but its partitions changed.
+    number: tells it from the other lanes of its group, in the log.
     moved_at: when it was last seen to move, or to have nothing to do; loop time. Of its group.
     """
 
-    def __init__(self, rules: Rules, works: Works, on_turn: Callable[[Runner], None]) -> None:
+    def __init__(
+        self, rules: Rules, works: Works, on_turn: Callable[[Runner], None], number: int = 0
+    ) -> None:
         self.lane = Lane(rules)
         self.tps: set[TopicPartition] = set()
         self.moved_at = _now()
@@ -72,7 +82,7 @@ class Runner:
         self._wake = asyncio.Event()
         self._moved = asyncio.Event()
         self._sending: asyncio.Task[Verdict] | None = None
-        self._said = ""
+        self._label = f"group={works.group} lane={number}"
 
     def wake(self) -> None:
         self._wake.set()
@@ -87,17 +97,25 @@ class Runner:
         return before != self._seen
 
     async def run(self) -> None:
-        while True:
-            self._wake.clear()
-            self._on_turn(self)
-            await self._works.points.good.wait()
-            step = self.lane.next(_now())
-            if step is None or isinstance(step, Wait):
-                await self._idle(step)
-            else:
-                self._told(await self._done(step))
-                self._moved.set()
-                self._moved = asyncio.Event()
+        try:
+            while True:
+                await self._turn()
+        finally:
+            self._works.outages.recover(self._label, "is held up no more")
+
+    async def _turn(self) -> None:
+        self._wake.clear()
+        self._on_turn(self)
+        await self._works.points.good.wait()
+        step = self.lane.next(_now())
+        if step is None or isinstance(step, Wait):
+            await self._idle(step)
+        else:
+            self._told(await self._done(step))
+            cause = "dead-letters" if isinstance(step, Bury) else "back-end"
+            self._tell_trouble(self.lane.trouble, cause)
+            self._moved.set()
+            self._moved = asyncio.Event()
 
     # partitions that go
 
@@ -181,12 +199,7 @@ class Runner:
             return dead, "the sidecar failed; its log says why"
 
     def _told(self, settled: Settled | None) -> None:
-        works, trouble = self._works, self.lane.trouble
-        if trouble and trouble != self._said:
-            log.warning("group %s: a batch waits: %s", works.group, trouble)
-        elif self._said and not trouble:
-            log.info("group %s: batches are processed again", works.group)
-        self._said = trouble
+        works = self._works
         if settled is None:
             return
         self.moved_at = _now()
@@ -196,6 +209,17 @@ class Runner:
             works.tallies.records[each.record.tp.topic, "dead"] += 1
         works.settled(settled)
         works.points.note(settled.points)
+
+    def _tell_trouble(self, trouble: str, cause: str) -> None:
+        """Say in the log that a batch waits, and why, or that none does any more.
+
+        The words may differ with each attempt: which broker it was, or when the next one is.
+        """
+        outages, group = self._works.outages, self._works.group
+        if trouble:
+            outages.fail(self._label, cause, f"a batch waits: {trouble}", group=group)
+        else:
+            outages.recover(self._label, "is held up no more")
 
 
 def rules_of(settings: Group) -> Rules:

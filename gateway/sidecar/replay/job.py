@@ -85,18 +85,24 @@ class Job:
 
     async def run(self) -> None:
         """Until it is over, or somebody else's."""
-        backoff = Backoff(5.0, random.random, 0.1)
+        backoff, outages = Backoff(5.0, random.random, 0.1), self._context.cluster.outages
         try:
             while True:
                 try:
                     return await self._work()
                 except BrokerUnavailable as error:
-                    log.warning("replay %s waits: %s", self.id, error)
+                    outages.fail_with(self._label, error)
                     await asyncio.sleep(max(error.retry_after or 0, backoff.delay(Cause.TIMEOUT)))
         except Fenced:
             log.info("replay %s is another's by now", self.id)
         except GatewayError as error:
             await self._fail(str(error))
+        finally:
+            outages.recover(self._label, "waits no more")
+
+    @property
+    def _label(self) -> str:
+        return f"replay={self.id}"
 
     def stop(self) -> None:
         """`run` ends after the step that is under way, and gives it free."""
@@ -186,6 +192,7 @@ class Job:
     async def _save(self, replay: Replay, writes: Sequence[Write] = ()) -> None:
         await self._transactions.commit([*writes, self._states.write(replay)])
         self._replay, self._beaten = replay, time.monotonic()
+        self._context.cluster.outages.recover(self._label, "goes on")
 
     async def _fail(self, why: str) -> None:
         log.error("replay %s failed: %s", self.id, why)

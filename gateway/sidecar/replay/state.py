@@ -11,13 +11,15 @@ import asyncio
 import logging
 import time
 from typing import Any
+from uuid import UUID
 
 import orjson
 
 from ...core.record import Record, TopicPartition
 from ...core.replay import Replay, Replays
-from ...errors import BrokerUnavailable, KafkaError, UnknownTopic
-from ...kafka.piece import bounds, piece
+from ...errors import BrokerUnavailable, KafkaError, PartitionFailed, UnknownTopic
+from ...kafka.messages import TopicAnswer
+from ...kafka.piece import OUT_OF_RANGE, bounds, piece
 from ...kafka.topics import make_topic
 from ...kafka.transaction import Transactions, Write
 from ..context import Context
@@ -43,14 +45,16 @@ class States:
         self.tp = TopicPartition(topic, 0)
         self._context = context
         self._next = 0
+        self._topic_id: UUID | None = None  # of the topic that is read
         self._end: int | None = None  # of the topic, when it was first looked at
         self._moved = asyncio.Condition()
 
     async def run(self) -> None:
+        """Read for as long as it runs; from the start where the topic was deleted or replaced."""
         while True:
             try:
                 await self._watched()
-                while True:
+                while self._context.is_current(self.tp.topic, self._topic_id):
                     await self._read()
             except KafkaError as error:
                 if self._failing is None:
@@ -58,6 +62,8 @@ class States:
                     self._failing = asyncio.get_running_loop().time()
                 self._failure = str(error)
                 await asyncio.sleep(AGAIN)
+                if isinstance(error, PartitionFailed) and error.code == OUT_OF_RANGE:
+                    self._next = 0
 
     @property
     def failure(self) -> str | None:
@@ -70,26 +76,26 @@ class States:
 
     async def _watched(self) -> None:
         try:
-            await self._context.topic(self.tp.topic)
+            known = await self._context.topic(self.tp.topic)
         except UnknownTopic:
             if await make_topic(
                 self._context.cluster, self.tp.topic, partitions=1, configs=CONFIGS
             ):
                 log.info("made the topic %s for replays", self.tp.topic)
-            await self._known()
+            known = await self._known()
+        if known.topic_id != self._topic_id:
+            self._topic_id, self._next = known.topic_id, 0
         if self._end is None:
             self._end = (await bounds(self._context.cluster, [self.tp]))[self.tp].stop
 
-    async def _known(self) -> None:
+    async def _known(self) -> TopicAnswer:
         """Brokers hear of a new topic one after the other."""
         for _ in range(20):
             try:
-                await self._context.topic(self.tp.topic)
+                return await self._context.topic(self.tp.topic)
             except KafkaError:
                 await asyncio.sleep(AGAIN / 5)
-            else:
-                return
-        await self._context.topic(self.tp.topic)
+        return await self._context.topic(self.tp.topic)
 
     async def _read(self) -> None:
         got = await piece(self._context.cluster, self.tp, self._next, max_wait=WAIT)

@@ -19,7 +19,7 @@ from support.served import served
 from gateway.config.sidecar import Backend as Settings
 from gateway.core.record import Record, TopicPartition
 from gateway.core.verdict import Answered, Away, Item, Suspect
-from gateway.sidecar.reactive.backend import BackEnd, retry_after
+from gateway.sidecar.reactive.backend import BackEnd, call, retry_after
 
 SENT = [Record(TopicPartition("orders", 0), 5, 0, 0, b"k", b"v")]
 GOOD = b'[{"processed": true}]'
@@ -104,6 +104,17 @@ async def test_it_is_asked_again_when_it_says(client: httpx.AsyncClient):
         )
 
 
+async def test_how_long_it_wants_to_be_left_alone_is_bounded(client: httpx.AsyncClient):
+    """Rows of ksqlDB were never sent again after a Retry-After of 400 digits."""
+
+    async def busy(request: Request) -> Response:
+        return Response("busy", 503, {"Retry-After": "1" * 400})
+
+    async with answering(busy) as url:
+        said = await call(client, httpx.URL(url).join("/kafka/records"), b"[]", {}, 10.0)
+    assert said == (503, 3600.0, b"busy")
+
+
 async def test_a_redirect_is_not_followed(client: httpx.AsyncClient):
     async def elsewhere(request: Request) -> Response:
         return Response(status_code=307, headers={"Location": "/kafka/records"})
@@ -139,7 +150,17 @@ async def test_it_is_well_by_a_success_of_its_health_path_or_where_none_is_asked
 
 @pytest.mark.parametrize(
     ("given", "seconds"),
-    [("7", 7), ("0", 0), ("999999999999", 3600), ("", 0), ("soon", 0), ("-3", 0), ("²", 0)],
+    [
+        ("7", 7),
+        ("0", 0),
+        ("999999999999", 3600),
+        ("1" * 400, 3600),
+        ("", 0),
+        ("soon", 0),
+        ("-3", 0),
+        ("²", 0),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 0),  # was an OverflowError
+    ],
 )
 def test_retry_after_is_read_and_bounded(given: str, seconds: float):
     assert retry_after({"retry-after": given}) == seconds

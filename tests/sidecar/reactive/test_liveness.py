@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 
@@ -9,10 +10,12 @@ import pytest
 from support.simulated_groups import GroupWorld
 from support.virtual_time import run_virtually
 
+from gateway.core.record import TopicPartition
+
 HISTORIES = int(os.environ.get("GATEWAY_GROUP_HISTORIES", "40"))
 EVENTS = [
     "produce", "produce", "change_back_end", "change_kafka", "start", "stop", "kill", "expire",
-    "pause", "seek", "delete_records", "add_partition", "recreate",
+    "pause", "seek", "delete_records", "add_partition", "recreate", "change_right",
 ]  # fmt: skip
 
 
@@ -22,9 +25,83 @@ def test_every_record_is_delivered_once_all_is_well_again(
 ):
     """A lane that was full when its partitions went was taken for full for ever, a commit that
     nobody could make any more was waited for, and one that was tried again was made for the
-    successor of its topic."""
+    successor of its topic. A right that was taken away for a while ended the membership."""
     caplog.set_level(logging.CRITICAL)
     for seed in range(HISTORIES):
         world = GroupWorld(seed, classic=protocol == "classic")
         run_virtually(world.run(EVENTS, 25))
         assert not world.oracle.faults, (seed, world.oracle.faults, world.log)
+
+
+def test_a_paused_group_that_fails_and_begins_again_stays_paused(
+    caplog: pytest.LogCaptureFixture,
+):
+    """Its new lanes did not know, and sent one batch each."""
+    caplog.set_level(logging.CRITICAL)
+    world = GroupWorld(0, classic=False)
+    begun: list[object] = []
+
+    async def play() -> None:
+        kafka = asyncio.create_task(world.kafka.run())
+        world.start()
+        group = world.sidecars[0].group
+        await asyncio.sleep(5.0)
+        begun.append(group.consumer)
+        group.pause(True)
+        world.produce()
+        group.list_ends = fail  # type: ignore[method-assign]
+        await asyncio.sleep(60.0)
+        del group.list_ends  # type: ignore[method-assign]
+        await asyncio.sleep(60.0)
+        begun.append(group.consumer)
+        assert not world.oracle.processed
+        group.pause(False)
+        await asyncio.sleep(60.0)
+        assert not world.missing()
+        world.sidecars[0].task.cancel()
+        await asyncio.wait([world.sidecars[0].task])
+        kafka.cancel()
+
+    async def fail(*_: object) -> dict[TopicPartition, int]:
+        raise RuntimeError("a fault in the group")
+
+    run_virtually(play())
+    assert None not in begun and begun[0] is not begun[1]
+
+
+@pytest.mark.parametrize("refusal", ["login", "right"])
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_an_outage_is_told_once_once_a_minute_and_when_it_is_over(
+    protocol: str, refusal: str, caplog: pytest.LogCaptureFixture
+):
+    """Each change of the text was told, such as when the next attempt is: three lines in 28 s."""
+    caplog.set_level(logging.INFO)
+    world = GroupWorld(1, classic=protocol == "classic")
+    states: list[tuple[str, bool]] = []
+
+    def refuse(refused: bool) -> None:
+        if refusal == "login":
+            world.sidecars[0].cluster.away = "login" if refused else ""
+        else:
+            world.kafka.is_denied = refused
+
+    async def play() -> None:
+        kafka = asyncio.create_task(world.kafka.run())
+        world.start()
+        group = world.sidecars[0].group
+        for refused, seconds in ((False, 10.0), (True, 50.0), (False, 90.0), (False, 10.0)):
+            refuse(refused)
+            world.produce()
+            await asyncio.sleep(seconds)
+            assert group.consumer is not None
+            states.append((group.consumer.state.name, group.failure is not None))
+        assert not world.missing()
+        world.sidecars[0].task.cancel()
+        await asyncio.wait([world.sidecars[0].task])
+        kafka.cancel()
+
+    run_virtually(play())
+    assert [failing for _, failing in states] == [False, True, False, False], states
+    told = [each for each in caplog.messages if each.startswith("group=g ")]
+    assert len(told) == 2, told
+    assert "cause=" in told[0] and "can be used again after" in told[1]

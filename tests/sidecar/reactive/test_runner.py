@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ from support.until import until
 
 from gateway.core.batch import Dead, Rules, Settled
 from gateway.core.record import Record, TopicPartition
-from gateway.core.verdict import Answered, Item, Suspect, Verdict
+from gateway.core.verdict import Answered, Away, Item, Suspect, Verdict
 from gateway.errors import RegistryUnavailable
 from gateway.sidecar.reactive.points import Points
 from gateway.sidecar.reactive.runner import Runner, Works
@@ -159,3 +160,20 @@ async def test_a_record_at_fault_waits_while_the_back_end_is_ill():
         around.ill = ""
         await until(lambda: around.committed == {A: 1})
     assert around.dead == [Dead(record(A, 0), "500")]
+
+
+async def test_a_back_end_that_words_its_refusals_differently_is_told_once(caplog):
+    """Each change of the text was another line."""
+    caplog.set_level(logging.INFO)
+    around = Around()
+    around.hold.set()
+    async with working(around) as runner:
+        give(runner, record(A, 3))
+        for number in range(5):
+            around.says = Away(f"refused; it is tried again in {number}.25 s")
+            await until(lambda number=number: f"in {number}." in runner.lane.trouble)
+        around.says = None
+        await until(lambda: not runner.lane.trouble)
+        await until(lambda: len(caplog.messages) >= 2)
+    waits, over = caplog.messages
+    assert "group=g lane=0 cause=back-end" in waits and "is held up no more" in over

@@ -1,0 +1,239 @@
+"""What the log says where Kafka cannot be used: one warning that names the cause, and no flood.
+
+GATEWAY_SETUPS_SECONDS: for how long each set-up is watched (2). With `-s` the lines are printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka.admin import AclOperation
+from support.admin import Admin
+from support.brokers import started
+from support.certificates import Authority
+from support.gateways import Gateway, config_for, running_gateway
+from support.secured import USERS, allow
+from support.until import until
+
+from gateway.kafka.local import LocalKafka, Security
+
+SECONDS = float(os.environ.get("GATEWAY_SETUPS_SECONDS", "2"))
+TOPIC = "orders"
+SASL = {"mechanism": "plain", "username": "carol", "password": "pw"}
+
+
+@dataclass
+class Setup:
+    """What is wrong.
+
+    servers: as the gateway has them. text: what the warning must say. begin: what breaks it, once
+    the gateway is there. lines: warnings that may be there at the beginning.
+    """
+
+    servers: str
+    text: str
+    security: dict[str, Any] = field(default_factory=dict)
+    topic: str = TOPIC
+    begin: Callable[[], Awaitable[None]] | None = None
+    lines: int = 1
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("setups")
+
+
+@pytest.fixture(scope="module")
+def known(directory: Path) -> Authority:
+    return Authority(directory, "known")
+
+
+@pytest.fixture(scope="module")
+def guarded(known: Authority) -> Iterator[LocalKafka]:
+    """A broker that wants certificates, passwords and ACLs, each on a listener of its own."""
+    security = Security(
+        users=USERS, mechanisms=("PLAIN",), certificate=known.signed("broker"),
+        authority=known.path, client_auth="required", acl=True,
+    )  # fmt: skip
+    with started(LocalKafka(security=security)) as kafka:
+        admin = Admin(kafka.bootstrap)
+        admin.create_topic(TOPIC, 3)
+        allow(admin, "User:carol", TOPIC, AclOperation.DESCRIBE)
+        yield kafka
+
+
+@asynccontextmanager
+async def silent(tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A server that accepts connections and never answers."""
+    server = await asyncio.start_server(_say_nothing, "127.0.0.1", 0, ssl=tls)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+async def _say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+def closed_port() -> str:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+def warnings(gateway: Gateway) -> list[str]:
+    """The lines of the log that say that something is wrong."""
+    return [
+        line for line in gateway.log.splitlines() if re.search(r"WARNING|ERROR|Traceback", line)
+    ]
+
+
+async def check(setup: Setup) -> None:
+    """Watch the log of a gateway that one client asks for a topic."""
+    kafka = {"security": setup.security} if setup.security else {}
+    config = config_for(setup.servers, [setup.topic], kafka=kafka)
+    async with (
+        running_gateway(config, ready=False) as gateway,
+        httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=300) as http,
+    ):
+        asking = asyncio.create_task(_ask(http, setup.topic))
+        if setup.begin is not None:
+            await setup.begin()
+        told = lambda: any(re.search(setup.text, line) for line in warnings(gateway))  # noqa: E731
+        await until(told, lambda: f"'{setup.text}' in:\n{gateway.log}", 60)
+        await asyncio.sleep(SECONDS)  # not a wait for anything: whatever comes may come
+        asking.cancel()
+        found = warnings(gateway)
+        print(f"\n{len(found)} lines:", *found, sep="\n  ")
+        assert len(found) <= setup.lines * (1 + SECONDS // 60), "\n".join(found)
+
+
+async def _ask(http: httpx.AsyncClient, topic: str) -> None:
+    while True:
+        try:
+            async with http.stream("GET", f"/events/{topic}") as answer:
+                async for _ in answer.aiter_bytes():
+                    pass
+        except httpx.HTTPError:
+            pass
+        await asyncio.sleep(0.5)
+
+
+async def test_nobody_listens():
+    await check(Setup(closed_port(), "cause=connection"))
+
+
+async def test_nobody_answers():
+    async with silent() as server:
+        await check(Setup(server, "cause=timeout"))
+
+
+async def test_the_name_does_not_resolve():
+    await check(Setup("broker.invalid:9092", "broker.invalid"))
+
+
+async def test_a_broker_without_tls_is_asked_by_tls(guarded: LocalKafka, known: Authority):
+    servers = ",".join(guarded.bootstrap)
+    await check(Setup(servers, "TLS", {"tls": {"ca": str(known.path)}}))
+
+
+async def test_a_broker_with_tls_is_asked_without(guarded: LocalKafka):
+    await check(Setup(",".join(guarded.listener("TLS")), "TLS"))
+
+
+async def test_the_authority_is_another_one(guarded: LocalKafka, directory: Path):
+    other = Authority(directory, "other")
+    tls = {"ca": str(other.path)}
+    await check(Setup(",".join(guarded.listener("TLS")), "certificate", {"tls": tls}))
+
+
+async def test_the_certificate_is_not_for_this_host(known: Authority):
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(known.signed("elsewhere", host="kafka.example"))
+    async with silent(context) as server:
+        tls = {"ca": str(known.path)}
+        await check(Setup(server, "Hostname mismatch|IP address mismatch", {"tls": tls}))
+
+
+async def test_no_client_certificate_is_shown(guarded: LocalKafka, known: Authority):
+    tls = {"ca": str(known.path)}
+    await check(Setup(",".join(guarded.listener("TLS")), "certificate", {"tls": tls}))
+
+
+async def test_the_client_certificate_has_expired(guarded: LocalKafka, known: Authority):
+    pem = str(known.signed("late", days=-1))
+    tls = {"ca": str(known.path), "certificate": pem, "key": pem}
+    await check(
+        Setup(",".join(guarded.listener("TLS")), "expired|certificate unknown", {"tls": tls})
+    )
+
+
+async def test_the_password_is_wrong(guarded: LocalKafka):
+    sasl = SASL | {"password": "guessed"}
+    servers = ",".join(guarded.listener("SASL"))
+    await check(Setup(servers, "cause=authentication", {"sasl": sasl}, lines=2))
+
+
+async def test_the_mechanism_is_not_offered(guarded: LocalKafka):
+    sasl = SASL | {"mechanism": "scram-sha-512"}
+    servers = ",".join(guarded.listener("SASL"))
+    await check(Setup(servers, "cause=authentication", {"sasl": sasl}))
+
+
+async def test_a_broker_that_wants_a_password_is_given_none(guarded: LocalKafka):
+    await check(Setup(",".join(guarded.listener("SASL")), "cause="))
+
+
+async def test_the_topic_may_not_be_read(guarded: LocalKafka):
+    servers = ",".join(guarded.listener("SASL"))
+    await check(Setup(servers, "cause=access-denied", {"sasl": SASL}, lines=2))
+
+
+async def test_the_topic_is_not_there(guarded: LocalKafka):
+    servers = ",".join(guarded.bootstrap)
+    await check(Setup(servers, "absent", topic="absent"))
+
+
+async def test_a_broker_stands_still():
+    with started(LocalKafka()) as kafka:
+        Admin(kafka.bootstrap).create_topic(TOPIC, 3)
+        (node,) = kafka.nodes
+
+        async def freeze() -> None:
+            node.freeze()
+
+        try:
+            await check(Setup(",".join(kafka.bootstrap), "cause=timeout", begin=freeze, lines=2))
+        finally:
+            node.thaw()
+
+
+async def test_partitions_have_no_leader():
+    with started(LocalKafka(3)) as kafka:
+        Admin(kafka.bootstrap).create_topic(TOPIC, assignment=[[1], [2], [3]])
+
+        async def kill() -> None:
+            kafka.nodes[2].kill()
+
+        await check(Setup(",".join(kafka.bootstrap), "cause=no-leader", begin=kill, lines=2))
+
+
+async def test_the_broker_names_an_address_that_nobody_reaches():
+    """It answers where it was found, and names another address for its partitions."""
+    host, port = closed_port().split(":")
+    with started(LocalKafka(advertised=lambda node: (host, int(port)))) as kafka:
+        Admin(kafka.bootstrap).create_topic(TOPIC, 3)
+        await check(Setup(",".join(kafka.listener("VIA")), "cause=connection"))

@@ -1,0 +1,128 @@
+"""The right to read with a group is taken away for a while: the group comes back by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    ResourcePatternType,
+    ResourceType,
+)
+from support.admin import Admin
+from support.backend import running_backend
+from support.instances import Consuming, offsets_of
+from support.reactive import settings
+from support.secured import allow
+from support.sidecars import ready, running_sidecar
+from support.until import until
+
+from gateway.kafka.local import LocalKafka
+
+PRINCIPAL = "User:carol"
+SASL = {"sasl": {"mechanism": "plain", "username": "carol", "password": "pw"}}
+REFUSED_SECONDS = 3.0
+WITHIN = 60.0
+
+
+def permit(admin: Admin, group: str) -> None:
+    """Let the group be read with."""
+    allow(admin, PRINCIPAL, group, AclOperation.READ, kind=ResourceType.GROUP)
+
+
+def forbid(admin: Admin, group: str) -> None:
+    """Take back that the group may be read with."""
+    rules = AclBindingFilter(
+        ResourceType.GROUP,
+        group,
+        ResourcePatternType.LITERAL,
+        PRINCIPAL,
+        None,
+        AclOperation.READ,
+        AclPermissionType.ANY,
+    )
+    for done in admin.client.delete_acls([rules]).values():
+        done.result(30)
+
+
+def write(kafka: LocalKafka, topic: str, numbers: range) -> None:
+    producer = Producer({"bootstrap.servers": ",".join(kafka.bootstrap)})
+    for n in numbers:
+        producer.produce(topic, json.dumps({"n": n}).encode())
+    assert producer.flush(30) == 0
+
+
+async def until_refused(http: httpx.AsyncClient, group: str, instance: Consuming) -> None:
+    """Wait until both groups are refused, and see that everybody who asks is told."""
+    state: Mapping[str, Any] = {}
+    async with asyncio.timeout(WITHIN):
+        while state.get("state") != "FAILED":
+            state = (await http.get(f"/reactive/{group}")).json()
+            await asyncio.sleep(0.05)
+        assert "READ" in state["failure"] or "uthoriz" in state["failure"], state["failure"]
+        assert state["partitions"] == []
+        assert (await http.get("/health/readiness")).status_code == 503
+        while True:
+            answer = await instance.ask("GET", "/records", timeout=100)
+            if answer.status_code != 200:
+                break
+    assert (answer.status_code, answer.json()["code"]) == (409, "GROUP_FAILED"), answer.text
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+async def test_a_group_whose_right_is_taken_away_and_given_back_goes_on(
+    session_secured: LocalKafka, protocol: str, caplog: pytest.LogCaptureFixture
+):
+    """Three seconds without the right made it FAILED until the sidecar was started anew."""
+    caplog.set_level(logging.INFO, "gateway")
+    kafka, admin = session_secured, Admin(session_secured.bootstrap)
+    topic, active = (f"{what}-{uuid.uuid4().hex[:8]}" for what in ("topic", "active"))
+    admin.create_topic(topic)
+    allow(admin, PRINCIPAL, topic, AclOperation.READ)
+    member = {"groupProtocol": protocol, "sessionTimeout": "6s", "heartbeatInterval": "500ms"}
+    async with running_backend() as backend:
+        reactive = settings(backend, topic, **member)
+        groups = (reactive["group"], active)
+        for group in groups:
+            permit(admin, group)
+        parts = {"consumer": member, "reactive": {"groups": [reactive]}}
+        async with running_sidecar(kafka.listener("SASL"), security=SASL, **parts) as http:
+            instance = await Consuming.created(http, active)
+            await instance.subscribe(topic)
+            write(kafka, topic, range(3))
+            await until(lambda: len(backend.done) >= 3, "the first records", WITHIN)
+            assert offsets_of(await instance.poll_all(3)) == [0, 1, 2]
+            await ready(http)
+
+            for group in groups:
+                forbid(admin, group)
+            await until_refused(http, reactive["group"], instance)
+            write(kafka, topic, range(3, 6))
+            await asyncio.sleep(REFUSED_SECONDS)
+            for group in groups:
+                permit(admin, group)
+
+            await ready(http)
+            await until(lambda: set(offsets_of(backend.done)) == set(range(6)), "all", WITHIN)
+            seen: set[int] = set()
+            async with asyncio.timeout(WITHIN):
+                while not seen >= {3, 4, 5}:
+                    answer = await instance.ask("GET", "/records", timeout=1000)
+                    if answer.status_code == 200:
+                        seen |= set(offsets_of(answer.json()))
+            assert (await http.get(f"/reactive/{groups[0]}")).json()["failure"] is None
+            await instance.delete()
+    for group in groups:
+        lines = [each for each in caplog.messages if each.startswith(f"group={group} ")]
+        assert len(lines) == 2, lines
+        assert "cause=access-denied: " in lines[0] and "can be used again" in lines[1]
