@@ -26,7 +26,10 @@ Offsets: TypeAlias = dict[tuple[str, int], int]
 
 
 RECREATED = "recreated"
-"""Offsets of batches as they were, before an input was sent back to its topic's begin."""
+"""Offsets of batches as they were, before an input was sent back to its topic's begin, or moved
+behind records that Spark cannot read."""
+UNREADABLE = "unreadable"
+"""Where batches really ended whose offsets were moved behind such records: see `unreadable`."""
 
 
 class Batch(NamedTuple):
@@ -93,7 +96,7 @@ class Checkpoint:
         """The ranges of a batch. Raises PipelineError where Spark forgot it."""
         ends = self._ends(number)
         if number == 0:
-            return Batch(number, self._first() or tuple({} for _ in ends), ends, 0)
+            return Batch(number, self.initial() or tuple({} for _ in ends), ends, 0)
         head, *before = self._lines(number - 1)
         starts = tuple(_offsets(line) for line in before)
         return Batch(number, starts, ends, int(_object(head).get("batchWatermarkMs", 0)))
@@ -104,7 +107,10 @@ class Checkpoint:
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def _ends(self, number: int) -> tuple[Offsets, ...]:
-        return tuple(_offsets(line) for line in self._lines(number)[1:])
+        ends = tuple(_offsets(line) for line in self._lines(number)[1:])
+        text = self._text(f"{UNREADABLE}/{number}")
+        real = json.loads(text)["ends"] if text else [{}] * len(ends)
+        return tuple({**end, **places(part)} for end, part in zip(ends, real, strict=True))
 
     def _lines(self, number: int) -> list[str]:
         text = self._text(f"offsets/{number}")
@@ -116,7 +122,8 @@ class Checkpoint:
             raise PipelineError(f"{what}; run it with the version of Spark that this gateway pins")
         return lines
 
-    def _first(self) -> tuple[Offsets, ...]:
+    def initial(self) -> tuple[Offsets, ...]:
+        """Return where the first batch started, by the directories of the sources."""
         texts: list[str] = []
         while (text := self._text(f"sources/{len(texts)}/0")) is not None:
             texts.append(text)
@@ -147,7 +154,11 @@ class Checkpoint:
 
 def _offsets(line: str) -> Offsets:
     """A line of Kafka's source: {"topic": {"0": 12}}; `-` where it had none yet."""
-    topics = _object(line) if line.startswith("{") else {}
+    return places(_object(line) if line.startswith("{") else {})
+
+
+def places(topics: Mapping[str, Mapping[str, int]]) -> Offsets:
+    """Return the offsets of a source by topic and partition, as of its JSON."""
     return {
         (topic, int(partition)): int(offset)
         for topic, partitions in topics.items()

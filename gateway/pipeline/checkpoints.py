@@ -1,8 +1,11 @@
 """Where jobs keep their checkpoints: `checkpoints/<job>/<version>`, the highest is in use.
 
-A version is begun by the first run and by `--fresh`; older ones stay until somebody removes them,
-so that a definition can be taken back. Beside Spark's own directories each holds
-`definition.json`. On another file system than this machine's, Hadoop's is asked through Spark.
+A version is begun by the first run and by `--fresh`; older ones stay until somebody removes them.
+To take a definition back, remove the versions since. With `guarantee: exactly-once` the older one
+is then refused if a later one has written rows (see `exactly_once.plan`); `backup` and `restore`
+make it a new version, which writes once more what was written since. Beside Spark's own
+directories each version holds `definition.json`. On another file system than this machine's,
+Hadoop's is asked through Spark.
 """
 
 from __future__ import annotations

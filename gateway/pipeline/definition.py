@@ -71,11 +71,19 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def written(job: Job, hot: Sequence[str] = (), *, stateful: bool = False) -> bytes:
-    """The file. hot: the keys that a join spreads, which must stay the same, too. stateful: as of
-    `of`."""
+def encode(job: Job, hot: Sequence[str] = (), *, stateful: bool = False, query: str = "") -> bytes:
+    """Return the file.
+
+    Args:
+        job: Whose definition it is.
+        hot: The keys that a join spreads, which must stay the same, too.
+        stateful: As of `of`.
+        query: The id of the checkpoint's query, "" for none.
+    """
     found = of(job, stateful=stateful)
     content: dict[str, Any] = {"format": FORMAT, "job": job.name}
+    if query:
+        content["query"] = query
     if _PARTITIONS in found:
         content["partitions"] = found.pop(_PARTITIONS)  # apart: rescaling changes it
     content |= {"definition": found, "hot": list(hot)}
@@ -92,6 +100,35 @@ def read(data: bytes) -> tuple[dict[str, Any], list[str]]:
     if "partitions" in content:
         found[_PARTITIONS] = content["partitions"]
     return found, content["hot"]
+
+
+def rename_query(data: bytes, query: str) -> bytes:
+    """Return the file for a checkpoint whose query has another id."""
+    content = json.loads(data)
+    return json.dumps(content | {"query": query}, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def verify_identity(data: bytes, job: str, query: str, where: str) -> None:
+    """Verify that a checkpoint is the job's own, and that all of it is of one query.
+
+    Args:
+        data: The file; those of older versions do not name the query.
+        job: The name of the job.
+        query: The id that Spark's own file in the checkpoint names.
+        where: The checkpoint.
+
+    Raises:
+        CheckpointRefused: It is of another job, or was copied together from two.
+    """
+    content = json.loads(data)
+    if content["job"] != job:
+        fault = f"is of job {content['job']}"
+    elif content.get("query", query) != query:
+        fault = f"has {FILE} of query {content['query']}, and the batches of query {query}"
+    else:
+        return
+    what = f"the checkpoint {where} of job {job} {fault}"
+    raise CheckpointRefused(f"{what}; put the job's own checkpoint back, or start with --fresh")
 
 
 def refuse(

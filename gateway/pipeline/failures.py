@@ -62,6 +62,16 @@ _FINAL: Mapping[tuple[str, ...], str] = {
     ): "it needs a newer Kafka",
 }
 _ADVICE = {name: advice for names, advice in _FINAL.items() for name in names}
+# Of Spark's KAFKA_MALFORMED_RECORD_TIMESTAMP. Its cause, "long overflow", names no record.
+_TIMESTAMP = re.compile(
+    r"Record at topic (\S+) partition ([0-9]+) offset ([0-9]+) "
+    r"has timestamp value (-?[0-9]+) that overflows"
+)
+_TIMESTAMP_ADVICE = (
+    "Spark's connector reads no batch with it: move the topic's start behind it with "
+    "kafka-delete-records.sh (a gap tells what was not read yet), and let the topic's "
+    "message.timestamp.after.max.ms and .before.max.ms refuse such records"
+)
 _KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)")
 _RETRIED = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|"
@@ -99,12 +109,39 @@ class Cause(NamedTuple):
     message: str
 
 
+class Unreadable(NamedTuple):
+    """A record that Spark's connector cannot read, as its timestamp in microseconds is no long."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int  # ms since 1970
+
+    @property
+    def reason(self) -> str:
+        """Return why a job ends by it, in one line."""
+        place = f"topic {self.topic} partition {self.partition} offset {self.offset}"
+        said = f"Record at {place} has timestamp value {self.timestamp} that overflows"
+        return f"{said}; {_TIMESTAMP_ADVICE}"
+
+
+def find_unreadable(chain: Sequence[Cause]) -> Unreadable | None:
+    """Return the record that a query ended by, if it was one that Spark's connector cannot read."""
+    for each in chain:
+        if found := _TIMESTAMP.search(each.message):
+            topic, *numbers = found.groups()
+            return Unreadable(topic, *map(int, numbers))
+    return None
+
+
 def of(chain: Sequence[Cause]) -> Failure:
     """Of a chain of causes, the outermost first."""
     texts = [f"{each.kind}: {each.message}" for each in chain]
     names = [name for text in texts for found in _KAFKA.findall(text) for name in found]
     if advice := next((_ADVICE[name] for name in names if name in _ADVICE), None):
         return Failure(_short(f"{_reason(chain)}; {advice}"), False)
+    if found := find_unreadable(chain):
+        return Failure(found.reason, False)
     return Failure(_reason(chain), any(_RETRIED.search(text) for text in texts))
 
 

@@ -27,6 +27,7 @@ TEXT = "_text"
 FAULT = "_fault"
 """Of values with a schema: why they have no text."""
 _PARSED = "_parsed"
+_HALF = "its text has half of a surrogate pair"
 _UNTIMELY = "its timestamp is outside of the years 1 to 9999"
 
 
@@ -126,7 +127,9 @@ def _faults(raw: DataFrame, input: Input, fields: Mapping[str, str]) -> Iterator
     parsed = F.col(_PARSED)
     if FAULT in raw.columns:
         yield F.col(FAULT)
-    yield F.when(~parsing.is_whole(parsed), F.lit("its value is no JSON of the columns"))
+    half = F.when(parsing.has_half_surrogates(_text(raw)), F.lit(_HALF))
+    other = F.coalesce(half, F.lit("its value is no JSON of the columns"))
+    yield F.when(~parsing.is_whole(parsed), other)
     for name, kind in fields.items():
         wrong = parsing.out_of_range(parsed, _text(raw), name, kind, finite=_is_json(raw))
         if wrong is not None:

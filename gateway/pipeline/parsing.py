@@ -9,6 +9,8 @@ of a year can express. What is done about it:
   follows the value makes that object invalid, or hides its end.
 - What overflows is read with a wider type, or held against the range of its type afterwards.
 - Times are of the years 1 to 9999.
+- A text with half of a surrogate pair (`\\ud800`, RFC 8259 8.2) is refused unread: Spark would read
+  a question mark in its place.
 
 A decimal with a long exponent is refused unread: Spark writes out all digits of it, which took 45 s
 for `1e10000000` (two cores), and is quadratic in the exponent.
@@ -38,6 +40,10 @@ _OPTIONS = {
     "allowSingleQuotes": "false",
 }
 _WITHIN = r"\s*[\[{](?:[^\]]*[\[,:])?"
+_HALVES = ("\\ud", "\\uD")  # how a text begins half of a surrogate pair, or a whole one
+_ESCAPED = r"(?<!\\)((?:\\\\)*+)\\u"  # not behind another backslash
+_PAIR = rf"{_ESCAPED}[dD][89abAB][0-9a-fA-F]{{2}}\\u[dD][c-fC-F][0-9a-fA-F]{{2}}"
+_HALF = rf"{_ESCAPED}[dD][89a-fA-F]"
 _EXPONENT = r'\s*"?-?[0-9.]+[eE][+-]?[0-9]{4,}'
 
 
@@ -59,12 +65,22 @@ def parse(text: Column, fields: Mapping[str, str], *, finite: bool = True) -> Co
         StructField(_END, BooleanType()),
         StructField(_CORRUPT, StringType()),
     ])  # fmt: skip
-    readable = F.is_valid_utf8(text)  # from_json would replace what is no UTF-8
+    # from_json would replace what is no UTF-8
+    readable = F.is_valid_utf8(text) & ~has_half_surrogates(text)
     if pattern := _long_exponents(value):
         readable = readable & ~text.rlike(pattern)
     strict = F.when(readable, text).when(text.isNotNull(), F.lit(""))
     framed = F.concat(F.lit(f'{{"{_VALUE}":'), strict, F.lit(f',"{_END}":true}}'))
     return F.from_json(framed, whole, {**_OPTIONS, "allowNonNumericNumbers": str(not finite)})
+
+
+def has_half_surrogates(text: Column) -> Column:
+    """Return whether a JSON text has half of a surrogate pair without the other."""
+    from pyspark.sql import functions as F
+
+    suspect = reduce(or_, (F.contains(text, F.lit(each)) for each in _HALVES))
+    without_pairs = F.regexp_replace(text, _PAIR, "$1-")
+    return F.when(suspect, without_pairs.rlike(_HALF)).otherwise(F.lit(False))
 
 
 def is_whole(parsed: Column) -> Column:

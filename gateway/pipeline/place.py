@@ -45,11 +45,14 @@ def ready(
     location = checkpoints.path(root, job.name, known[-1])
     held = files(location, spark)
     try:
-        before, keys = definition.read(held.read(definition.FILE))
+        data = held.read(definition.FILE)
     except FileNotFoundError:  # begun, and killed before its first file was written
         return _begun(root, job, known[-1], spark, hot())
+    before, keys = definition.read(data)
+    query = _query(held)
+    definition.verify_identity(data, job.name, query, location)
     definition.refuse(job, before, location)
-    return Place(location, known[-1], _query(held), tuple(keys), new=False)
+    return Place(location, known[-1], query, tuple(keys), new=False)
 
 
 def settle_state(place: Place, job: Job, spark: Any = None, *, stateful: bool) -> None:
@@ -65,7 +68,8 @@ def settle_state(place: Place, job: Job, spark: Any = None, *, stateful: bool) -
         return
     if any(name.startswith("offsets/") for name in held.sizes()):
         definition.refuse(job, before, place.location, stateful=True)
-    held.write(definition.FILE, definition.written(job, hot, stateful=True))
+    data = definition.encode(job, hot, stateful=True, query=place.query)
+    held.write(definition.FILE, data)
 
 
 def _begun(root: str, job: Job, version: int, spark: Any, hot: Sequence[str]) -> Place:
@@ -74,7 +78,8 @@ def _begun(root: str, job: Job, version: int, spark: Any, hot: Sequence[str]) ->
     held = files(location, spark)
     query = str(uuid.uuid4())
     held.write("metadata", json.dumps({"id": query}).encode())
-    held.write(definition.FILE, definition.written(job, hot))  # last: with it all is there
+    data = definition.encode(job, hot, query=query)
+    held.write(definition.FILE, data)  # last: with it all is there
     return Place(location, version, query, tuple(hot), new=True)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import threading
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -14,9 +17,9 @@ from gateway.config.settings import Settings
 from gateway.errors import PipelineError
 
 from . import output as records
-from . import topics
+from . import schemas, topics
 from .checkpoint import Checkpoint, Sources
-from .connect import client, cluster_of, spark_options
+from .connect import client, cluster_of, servers, spark_options
 from .jobs import inputs, output
 from .place import Place, settle_state
 from .source import read_stream, sources_of
@@ -28,9 +31,13 @@ if TYPE_CHECKING:
 
     from .exactly_once.beside import Beside
     from .exactly_once.recreated import Rewound
+    from .failures import Unreadable
 
 REALTIME_CHECKPOINTS = "5 minutes"
 """How often a query in real-time mode notes how far it is: what a restart may repeat."""
+
+_NO_DATA = "Waiting for data to arrive"  # as Spark's status says it
+_FRAMES = 6  # of a thread that sleeps, above that of Spark's clock
 
 Batch = Callable[["DataFrame", int], None]
 
@@ -50,11 +57,30 @@ def read(job: Job) -> Mapping[str, Input]:
 
 
 def start(
-    spark: SparkSession, job: Job, settings: Settings, place: Place, *, again: bool = False
+    spark: SparkSession,
+    job: Job,
+    settings: Settings,
+    place: Place,
+    *,
+    again: bool = False,
+    ending: threading.Event | None = None,
+    unreadable: Unreadable | None = None,
 ) -> Any:
-    """The StreamingQuery. spark: a session of its own. again: only the batch that was begun last,
-    for its state alone: its rows were written (see `state.repair`). Raises PipelineError, and
-    what Spark says of a plan that it refuses."""
+    """Start a job and return its StreamingQuery.
+
+    Args:
+        spark: A session of its own.
+        job: What is to be run.
+        settings: The clusters and catalogs that it names.
+        place: Its checkpoint.
+        again: Run only the batch that was begun last, for its state alone: its rows were written
+            (see `state.repair`).
+        ending: Once it is set, the query is retired at the end of its batch (see `retires_itself`).
+        unreadable: The record that the last run ended by, to be passed over.
+
+    Raises:
+        PipelineError: It cannot be run. What Spark says of a plan that it refuses is raised too.
+    """
     tables = {
         name: read_stream(
             spark,
@@ -67,7 +93,13 @@ def start(
         )
         for name, each in read(job).items()
     }
-    writer = _writer(spark, job, settings, place, tables, again)
+
+    def pass_over(rows: DataFrame) -> None:
+        if unreadable is not None:
+            _pass_over(spark, job, settings, place, sources_of(rows), unreadable)
+
+    stop = ending or threading.Event()
+    writer = _writer(spark, job, settings, place, tables, again, stop, pass_over)
     writer = writer.queryName(job.name).option("checkpointLocation", place.location)
     query = writer.trigger(**({"once": True} if again else _trigger(job))).start()
     damage.began(str(query.runId), job.name)
@@ -75,10 +107,12 @@ def start(
 
 
 def retire(query: Any) -> None:
-    """Let a StreamingQuery begin no batch after the one under way.
+    """Let a StreamingQuery begin no batch after the one whose rows are being written.
 
     Between two batches that have records Spark is idle for microseconds, too short to stop it
-    there. This is what its `stop` does first; it then interrupts the batch (4.2.0).
+    there. This is what its `stop` does first; it then interrupts the batch. A batch that is still
+    being planned breaks itself off (4.2.0, `MicroBatchExecution.runBatch`); none of its rows were
+    written, and the next start begins it again.
     """
     state = query._jsq.streamingQuery().state()
     now = state.get()
@@ -87,6 +121,36 @@ def retire(query: Any) -> None:
         name = f"{kind.getPackageName()}.TERMINATED$"
         ended = kind.getClassLoader().loadClass(name).getField("MODULE$").get(None)
         state.compareAndSet(now, ended)
+
+
+def retires_itself(job: Job) -> bool:
+    """Return whether batches of a job end in Python, where the query may be retired safely."""
+    if isinstance(job, config.Load):
+        return True
+    if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
+        return True
+    to = output(job)
+    assert to is not None
+    return to.guarantee == "exactly-once" or _told(job)
+
+
+def waits(query: Any) -> bool:
+    """Return whether a StreamingQuery has ended, or waits for its trigger or for records."""
+    return is_idle(query) or query.status["message"] == _NO_DATA
+
+
+def is_idle(query: Any) -> bool:
+    """Return whether a StreamingQuery has ended, or waits for its trigger.
+
+    That is asked of its thread: its status says the same between two batches as after the last.
+    """
+    thread = query._jsq.streamingQuery().queryExecutionThread()
+    if not thread.isAlive():
+        return True
+    frames = thread.getStackTrace()
+    return any(
+        frames[at].getMethodName() == "waitTillTime" for at in range(min(_FRAMES, len(frames)))
+    )
 
 
 def _trigger(job: Job) -> dict[str, Any]:
@@ -105,12 +169,24 @@ def _writer(
     place: Place,
     tables: Mapping[str, DataFrame],
     again: bool,
+    ending: threading.Event,
+    pass_over: Callable[[DataFrame], None],
 ) -> Any:
     mode = module_of(job).mode(job)
+
+    def for_each(rows: DataFrame, batch: Batch) -> Any:
+        def run(part: DataFrame, epoch: int) -> None:
+            batch(part, epoch)
+            if ending.is_set():
+                retire(spark.streams.get(place.query))
+
+        return rows.writeStream.outputMode(mode).foreachBatch(run)
+
     if isinstance(job, config.Load):
         from .jobs.load import Loader
 
-        return tables["from"].writeStream.outputMode(mode).foreachBatch(Loader(job))
+        pass_over(tables["from"])
+        return for_each(tables["from"], Loader(job))
     to = output(job)
     assert to is not None
     kafka = cluster_of(settings.clusters, to.kafka)
@@ -119,16 +195,18 @@ def _writer(
         return _nowhere if again else _put(spark, job, to, settings, place, sources_of(rows))
 
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
+        pass_over(tables["from"])
         batch = _joined(spark, job, settings, batch_of(tables["from"]))
-        return tables["from"].writeStream.outputMode(mode).foreachBatch(batch)
+        return for_each(tables["from"], batch)
     rows = _built(job, tables, place)
     if isinstance(job, config.Query):
         _settle(spark, job, rows, place)
     encoded = records.encoded(rows, to, records.keys(job), settings.catalogs)
-    if to.guarantee == "at-least-once" and not (again or _told(job)):
-        sink = encoded.writeStream.format("kafka").options(**_sink(to, kafka))
+    pass_over(encoded)
+    if not (again or retires_itself(job)):
+        sink = encoded.writeStream.format("kafka").options(**sink_options(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
-    return encoded.writeStream.outputMode(mode).foreachBatch(batch_of(encoded))
+    return for_each(encoded, batch_of(encoded))
 
 
 def _settle(spark: SparkSession, job: config.Query, rows: DataFrame, place: Place) -> None:
@@ -155,7 +233,7 @@ def _joined(spark: SparkSession, job: config.Enrich, settings: Settings, put: Ba
     from .jobs import enrich
 
     kafka = cluster_of(settings.clusters, job.from_.kafka)
-    held = enrich.held(job, spark, spark_options(kafka))
+    held = enrich.held(job, spark, spark_options(kafka), client(kafka))
     assert held is not None
 
     def batch(events: DataFrame, epoch: int) -> None:
@@ -176,7 +254,7 @@ def _put(
     batches before left out."""
     kafka = cluster_of(settings.clusters, to.kafka)
     once = to.guarantee == "exactly-once"
-    append = _appending(_sink(to, kafka))
+    append = _appending(sink_options(to, kafka))
     if not (once or _told(job)):
         return append
     beside = _beside(spark, job, to, settings, place, sources)
@@ -190,7 +268,9 @@ def _put(
 
     from .exactly_once import Writer
 
-    writer = Writer(place.query, to, client(kafka), checkpoint=Checkpoint(place.location, spark))
+    checkpoint = Checkpoint(place.location, spark)
+    name = owner_name(job, settings)
+    writer = Writer(place.query, to, client(kafka), checkpoint=checkpoint, job=name)
 
     def put(rows: DataFrame, epoch: int) -> None:
         writer.prepare(epoch)  # a checkpoint that it refuses tells nothing beside its rows either
@@ -198,6 +278,20 @@ def _put(
         writer(rows, epoch)
 
     return put
+
+
+def owner_name(job: Job, settings: Settings) -> str:
+    """Return what tells the jobs of an output apart: the name, and a digest of what they read.
+
+    Jobs of one name that write to one topic may be of several gateways, each beside a cluster of
+    its own.
+    """
+    places = sorted(
+        [servers(cluster_of(settings.clusters, each.kafka)), each.topic]
+        for each in read(job).values()
+    )
+    digest = hashlib.sha256(json.dumps(places).encode()).hexdigest()[:16]
+    return f"{job.name}|{digest}"
 
 
 def _appending(options: Mapping[str, str]) -> Batch:
@@ -246,6 +340,33 @@ def _beside(
     )
 
 
+def _pass_over(
+    spark: SparkSession,
+    job: Job,
+    settings: Settings,
+    place: Place,
+    sources: Sources,
+    unreadable: Unreadable,
+) -> None:
+    """Edit the checkpoint so that the query gets past a record. Raises PipelineError."""
+    from .unreadable import skip
+    from .unreadable.letters import DeadLetters
+    from .unreadable.offsets import find_unfinished
+
+    def source(each: Input) -> skip.Source:
+        to = output(job)
+        wanted = to is not None and each.on_invalid == "dead-letter"
+        letters = None
+        if to is not None and wanted and (to.guarantee == "exactly-once" or _told(job)):
+            letters = DeadLetters(place.query, to, cluster_of(settings.clusters, to.kafka))
+        return skip.Source(each, cluster_of(settings.clusters, each.kafka), letters)
+
+    checkpoint = Checkpoint(place.location, spark)
+    unfinished = find_unfinished(files(place.location, spark), checkpoint, sources)
+    known = {name: source(each) for name, each in read(job).items()}
+    skip.pass_over(job.name, known, unfinished, unreadable)
+
+
 def _rewound(
     spark: SparkSession, job: Job, settings: Settings, place: Place, sources: Sources
 ) -> Rewound:
@@ -267,5 +388,9 @@ def _rewound(
     return recreated.Rewound(held, found, gaps)
 
 
-def _sink(to: Output, kafka: Kafka) -> dict[str, str]:
-    return spark_options(kafka) | {"topic": to.topic, "kafka.compression.type": "lz4"}
+def sink_options(to: Output, kafka: Kafka) -> dict[str, str]:
+    """Return the options of Spark's own sink for the rows of `output.encoded`."""
+    options = spark_options(kafka) | {"kafka.compression.type": "lz4"}
+    # Rows of a schema name their topic themselves: refused ones go to another, and the option
+    # would override it.
+    return options if schemas.has_schema(to.model) else options | {"topic": to.topic}

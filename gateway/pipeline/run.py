@@ -13,18 +13,19 @@ from gateway.errors import CheckpointRefused, GatewayError, PipelineError, Pipel
 from gateway.telemetry.about import about
 
 from . import failures, query
-from .failures import Cause, Failure
+from .failures import Cause, Failure, Unreadable
 from .state.repair import damaged_by
 
 log = logging.getLogger(__name__)
 
 FIRST, LONGEST = 1.0, 60.0  # s before trying again, doubled each time
 STEADY = 60.0  # s that a query must have run for the next wait to be the first again
+SKIPS = 2  # starts that it takes to pass over a record: one cuts its batch, one moves the next
 
 
 class Run:
     """start: gives a StreamingQuery, or raises. clock: seconds of any monotonic one. finish: what
-    is left to be done once a query has ended by itself. retire: see `query.retire`."""
+    is left to be done once a query has ended by itself. retire, waits, is_idle: as of `query`."""
 
     def __init__(
         self,
@@ -34,13 +35,19 @@ class Run:
         *,
         finish: Callable[[], None] = lambda: None,
         retire: Callable[[Any], None] = query.retire,
+        waits: Callable[[Any], bool] = query.waits,
+        is_idle: Callable[[Any], bool] = query.is_idle,
     ) -> None:
         self.job = job
         self.reason: str | None = None  # why it failed for good
         self.done = False
         self.damaged = False  # did the last query end as its state could not be read?
+        self._unreadable: Unreadable | None = None  # what the next start passes over
+        self._skipped: Unreadable | None = None  # what the last queries ended by
+        self._ends_by = 0  # how many in a row ended by that
         self._start, self._clock = start, clock
-        self._finish, self._retire = finish, retire
+        self._finish = finish
+        self._retire, self._query_waits, self._is_idle = retire, waits, is_idle
         self._query: Any = None
         self._due = self._began = clock()
         self._wait = FIRST
@@ -61,7 +68,9 @@ class Run:
         elif not self._query.isActive:
             chain = failures.chain(self._query)
             self._query = None
-            if chain:
+            if (found := failures.find_unreadable(chain)) and self.job.trigger != "realtime":
+                self._skip(found)
+            elif chain:
                 self.damaged = damaged_by("\n".join(each.message for each in chain))
                 failure = failures.of(chain)
                 # The next start mends state, or says that it cannot.
@@ -69,16 +78,33 @@ class Run:
             else:
                 self._finished()
 
+    def note_mended(self) -> None:
+        """Note that the state can be read again, though the rest of the start may still fail."""
+        self.damaged = False
+
+    def take_unreadable(self) -> Unreadable | None:
+        """Return the record that the next start passes over, if there is one; once.
+
+        If that start fails, the next query ends by the same record, and it is asked for again.
+        """
+        found, self._unreadable = self._unreadable, None
+        return found
+
     def retire(self) -> None:
-        """Begin no batch after the one under way."""
-        if self._query is not None and self.job.trigger != "realtime":
+        """Begin no batch after the one under way. To be called until it is idle.
+
+        Where batches end in Python they see to it themselves, unless none comes any more.
+        """
+        if self._query is None or self.job.trigger == "realtime" or not self._query.isActive:
+            return
+        if not query.retires_itself(self.job) or self._query_waits(self._query):
             self._retire(self._query)
 
     def idle(self) -> bool:
         """Is no batch under way?"""
         if self._query is None or self.job.trigger == "realtime":
             return True
-        return not self._query.status["isTriggerActive"]
+        return self._is_idle(self._query)
 
     def stop(self) -> None:
         """Now, whatever is under way."""
@@ -98,11 +124,20 @@ class Run:
         try:
             with about(job=self.job.name):
                 self._query = self._start()
-                self.damaged = False
         except CheckpointRefused as error:
             self.fail(str(error))
         except Exception as error:
             self._failed(failure_of(error))
+
+    def _skip(self, found: Unreadable) -> None:
+        """Begin again behind a record that Spark cannot read: at once, unless that did not help."""
+        same = self._skipped == found
+        self._ends_by = self._ends_by + 1 if same else 1
+        self._unreadable = self._skipped = found
+        if self._ends_by > SKIPS:
+            self._failed(Failure(found.reason, True))
+        else:
+            self._begin()
 
     def _finished(self) -> None:
         try:

@@ -23,9 +23,11 @@ from gateway.errors import PipelineError
 
 from . import query, topics
 from .connect import client, cluster_of
+from .dead_letters import dead_letters_of
 from .jobs import output
 from .place import Place, ready
 from .run import Run
+from .schemas import has_schema
 from .session import of_checkpoints, of_job, session, submitted
 from .state import damage, lease, mend, profiles, whole
 from .state.files import files
@@ -50,7 +52,7 @@ def run(settings: Settings, pipelines: Pipelines, jobs: Sequence[Job], *, fresh:
         if not submitted():
             stack.callback(spark.stop)
         signals_are_ours(told)
-        runs = _runs(spark, settings, pipelines, jobs, stack, fresh)
+        runs = _runs(spark, settings, pipelines, jobs, stack, fresh, told)
         try:
             turns(runs, told)
         finally:
@@ -68,6 +70,7 @@ def _runs(
     jobs: Sequence[Job],
     stack: ExitStack,
     fresh: bool,
+    ending: threading.Event,
 ) -> list[Run]:
     from .listener import telling
 
@@ -80,7 +83,9 @@ def _runs(
         for job in jobs:  # all of them first: what one writes another may read
             _outputs(settings, job)
         _warn(spark, settings, jobs)
-    return [_run(sessions[job.name], settings, pipelines, job, stack, fresh) for job in jobs]
+    return [
+        _run(sessions[job.name], settings, pipelines, job, stack, fresh, ending) for job in jobs
+    ]
 
 
 def session_of(spark: SparkSession, pipelines: Pipelines, job: Job) -> SparkSession:
@@ -96,6 +101,7 @@ def _run(
     job: Job,
     stack: ExitStack,
     fresh: bool,
+    ending: threading.Event,
 ) -> Run:
     places: list[Place] = []  # a new version is begun once, not by each try
 
@@ -107,7 +113,9 @@ def _run(
             hot = partial(_hot, spark, settings, job)
             places.append(ready(pipelines.checkpoints, job, spark, fresh=fresh, hot=hot))
         _mend(spark, settings, job, places[0], damaged=made.damaged)
-        return query.start(spark, job, settings, places[0])
+        made.note_mended()
+        found = made.take_unreadable()
+        return query.start(spark, job, settings, places[0], ending=ending, unreadable=found)
 
     def finish() -> None:
         from .exactly_once import beside
@@ -147,7 +155,10 @@ def _outputs(settings: Settings, job: Job) -> None:
     if to is None:
         return
     kafka = cluster_of(settings.clusters, to.kafka)
-    topics.ensure(kafka, to.topic, to.partitions, topics.present(kafka))
+    known = topics.present(kafka)
+    topics.ensure(kafka, to.topic, to.partitions, known)
+    if to.guarantee == "at-least-once" and has_schema(to.model):  # Spark's sink makes no topics
+        topics.ensure(kafka, dead_letters_of(to.topic), None, known)
 
 
 def _inputs(settings: Settings, job: Job) -> None:
@@ -182,10 +193,10 @@ def end(runs: Sequence[Run], within: float = WITHIN) -> None:
     """Each after the batch that is under way; after so many seconds all the same."""
     until = time.monotonic() + within
     left = [each for each in runs if not each.done]
-    for each in left:
-        each.retire()
     while left:
         late = time.monotonic() >= until
+        for each in left:
+            each.retire()
         for each in [each for each in left if late or each.idle()]:
             each.stop()
             left.remove(each)

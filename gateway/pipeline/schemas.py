@@ -1,5 +1,8 @@
 """Values with a schema, by the gateway's codecs: Arrow batches go through Python's workers.
 
+A row that the schema of its output refuses becomes a dead letter: it goes to `<output>.dlq` as
+JSON, with the reason in a header. A schema that is missing or cannot be used ends the job.
+
 A worker process keeps its codecs, with the schemas and the connection to the registry that it has.
 """
 
@@ -13,11 +16,12 @@ import orjson
 
 from gateway.config.catalog import SchemaRegistry
 from gateway.config.pipeline import Fields, Input, Output
-from gateway.errors import FormatError
-from gateway.formats.codec import Codecs, Format
-from gateway.formats.registry import Registry
+from gateway.errors import FormatError, RegistryUnavailable
+from gateway.formats.codec import Codecs, Encoded, Format, compile_schema
+from gateway.formats.registry import Registry, Schema
 
 from . import derived
+from .dead_letters import dead_letters_of, explain_refusal
 from .fields import FAULT, TEXT
 
 if TYPE_CHECKING:
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     Arrow = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
+_HEADERS = "array<struct<key: string, value: binary>>"
 _runner: asyncio.Runner | None = None
 _codecs: dict[str, Codecs] = {}
 
@@ -50,10 +55,15 @@ def decoded(
 
 
 def encoded(rows: DataFrame, output: Output, catalogs: Mapping[str, SchemaRegistry]) -> DataFrame:
-    """With `value`, JSON text, in the format of the output, by the latest schema of its topic."""
+    """Return rows whose `value`, JSON text, is in the format of the output.
+
+    That is by the latest schema of its topic. They have columns `topic` and `headers`, which rows
+    that the schema refuses need.
+    """
     if not has_schema(output.model):
         return rows
-    types = {each.name: each.dataType.simpleString() for each in rows.schema} | {"value": "binary"}
+    types = {each.name: each.dataType.simpleString() for each in rows.schema}
+    types |= {"value": "binary", "headers": _HEADERS, "topic": "string"}
     wanted = ", ".join(f"`{name}` {kind}" for name, kind in types.items())
     return rows.mapInArrow(_encode(output, catalogs[output.catalog or ""]), wanted)
 
@@ -67,10 +77,7 @@ def columns_of(topic: str, value: Fields, catalog: SchemaRegistry) -> dict[str, 
             schema = await registry.by_version(f"{topic}-value", None)
         finally:
             await registry.close()
-        wanted = Format.of(value.model)
-        if schema.format is not wanted:
-            is_ = schema.format.name.lower()
-            raise FormatError(f"the schema of {topic} is of format {is_}; set model: {is_}")
+        _verify_format(topic, value.model, schema)
         return derived.columns(schema.format, schema.text, schema.used)
 
     return asyncio.run(asked())
@@ -106,20 +113,73 @@ def _text(codecs: Codecs, format: Format, value: bytes | None) -> tuple[str | No
 
 def _encode(output: Output, catalog: SchemaRegistry) -> Arrow:
     def encode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        format, codecs = Format.of(output.model), _kept(catalog)
         for batch in batches:
-            at = batch.schema.get_field_index("value")
-            values = [
-                None
-                if text is None
-                else _await(codecs.encode(format, output.topic, False, orjson.loads(text))).data
-                for text in batch.column(at).to_pylist()
-            ]
-            yield batch.set_column(at, "value", pa.array(values, pa.binary()))
+            yield _encode_batch(batch, output, catalog)
 
     return encode
+
+
+def _encode_batch(batch: pa.RecordBatch, output: Output, catalog: SchemaRegistry) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    codecs, columns = _kept(catalog), {each: batch.column(each) for each in batch.schema.names}
+    # as bytes: a text of Spark's may be no UTF-8
+    values = columns["value"].cast("binary").to_pylist()
+    headers = columns["headers"].to_pylist() if "headers" in columns else [None] * len(values)
+    topics = columns["topic"].to_pylist() if "topic" in columns else [None] * len(values)
+    topics = [each or output.topic for each in topics]
+    refused = False
+    for at, text in enumerate(values):
+        if text is None:
+            continue
+        try:
+            values[at] = _await(_encode_value(codecs, output, text)).data
+        except RegistryUnavailable:
+            raise
+        except Exception as error:  # of the codecs' libraries too, such as OverflowError
+            if not refused:
+                _await(_verify_schema(output, catalog))
+                refused = True
+            topics[at] = dead_letters_of(output.topic)
+            headers[at] = [
+                *(headers[at] or ()),
+                *(
+                    {"key": name, "value": value}
+                    for name, value in explain_refusal(output.topic, str(error))
+                ),
+            ]
+    columns["value"] = pa.array(values, pa.binary())
+    columns["headers"] = pa.array(headers, _headers_type())
+    columns["topic"] = pa.array(topics, pa.string())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+async def _encode_value(codecs: Codecs, output: Output, text: bytes) -> Encoded:
+    value = orjson.loads(text.decode("utf-8", "replace"))
+    return await codecs.encode(Format.of(output.model), output.topic, False, value)
+
+
+async def _verify_schema(output: Output, catalog: SchemaRegistry) -> None:
+    """Raises FormatError, RegistryUnavailable: the fault is the schema's, not a row's."""
+    registry = Registry(catalog)
+    try:
+        schema = await registry.by_version(f"{output.topic}-value", None)
+    finally:
+        await registry.close()
+    _verify_format(output.topic, output.model, schema)
+    compile_schema(schema)
+
+
+def _verify_format(topic: str, model: str, schema: Schema) -> None:
+    if schema.format is not Format.of(model):
+        found = schema.format.name.lower()
+        raise FormatError(f"the schema of {topic} is of format {found}; set model: {found}")
+
+
+def _headers_type() -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def _kept(catalog: SchemaRegistry) -> Codecs:

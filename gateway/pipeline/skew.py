@@ -9,9 +9,9 @@ like the newest.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gateway.config import Kafka
 from gateway.config.pipeline import Input, Job
@@ -20,7 +20,7 @@ from gateway.core.record import TopicPartition
 from gateway.errors import PipelineError
 
 from .connect import client, cluster_of
-from .failures import of_kafka
+from .failures import causes, find_unreadable, of_kafka
 from .jobs import inputs
 from .jobs.join import key_text
 from .loads import KeyLoad, PartitionLoad, advice
@@ -34,6 +34,9 @@ LAST = 10_000
 """Records of each partition, on the average, that are looked at."""
 _SHOWN = 10  # keys of a report
 _ENOUGH = 10  # records of a hot key
+_TRIES = 20  # reads of a sample, before a partition with records that Spark cannot read is left out
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +148,18 @@ def measured(
     reports = []
     for side, input in inputs(job).items():
         kafka = cluster_of(clusters, input.kafka)
-        records, bounds = sample(spark, input, kafka, catalogs, last)
-        reports.append(report(job, side, records.cache(), bounds))
-        records.unpersist()
+        bounds = logs(kafka, input.topic)
+        newest_ones = newest(bounds, last)
+        if not newest_ones:
+            raise PipelineError(f"topic {input.topic} has no records; try again when it has")
+
+        def look(records: DataFrame, side: str = side, bounds: Ranges = bounds) -> Skew:
+            try:
+                return report(job, side, records.cache(), bounds)
+            finally:
+                records.unpersist()
+
+        reports.append(sample(spark, input, kafka, catalogs, newest_ones, look))
     return reports
 
 
@@ -159,10 +171,15 @@ def found_hot(
     if job.salt is None or job.salt.keys != "auto":
         return []
     kafka = cluster_of(clusters, job.left.kafka)
-    if not newest(logs(kafka, job.left.topic), LAST):
+    newest_ones = newest(logs(kafka, job.left.topic), LAST)
+    if not newest_ones:
         return []
-    records, _ = sample(spark, job.left, kafka, catalogs, LAST)
-    return hot_keys(records, tuple(job.on), job.salt.share)
+    columns, share = tuple(job.on), job.salt.share
+
+    def look(records: DataFrame) -> list[str]:
+        return hot_keys(records, columns, share)
+
+    return sample(spark, job.left, kafka, catalogs, newest_ones, look)
 
 
 def table(found: Skew) -> str:
@@ -182,14 +199,47 @@ def table(found: Skew) -> str:
 
 
 def sample(
-    spark: SparkSession, input: Input, kafka: Kafka, catalogs: Catalogs, last: int
-) -> tuple[DataFrame, dict[TopicPartition, tuple[int, int]]]:
-    """The newest records, as the job sees them, and the logs' bounds. last: see `newest`."""
-    bounds = logs(kafka, input.topic)
-    newest_ones = newest(bounds, last)
-    if not newest_ones:
-        raise PipelineError(f"topic {input.topic} has no records; try again when it has")
-    return read_range(spark, input, kafka, catalogs, newest_ones), bounds
+    spark: SparkSession,
+    input: Input,
+    kafka: Kafka,
+    catalogs: Catalogs,
+    ranges: Ranges,
+    look: Callable[[DataFrame], T],
+) -> T:
+    """Return what is seen in some records, as the job has them.
+
+    Where Spark cannot read a record, the sample has those before or behind it, whichever are more:
+    see `unreadable`.
+
+    Args:
+        spark: A session.
+        input: The settings of the input.
+        kafka: Its cluster.
+        catalogs: Of its schemas.
+        ranges: Where the records are.
+        look: Reads them.
+    """
+    tries = 0
+    while True:
+        try:
+            return look(read_range(spark, input, kafka, catalogs, ranges))
+        except Exception as error:
+            found = find_unreadable(causes(error))
+            if found is None:
+                raise
+            tp = TopicPartition(found.topic, found.partition)
+            if tp not in ranges:
+                raise
+            tries += 1
+            ranges = leave_out(ranges, tp, found.offset if tries < _TRIES else None)
+
+
+def leave_out(ranges: Ranges, tp: TopicPartition, offset: int | None) -> Ranges:
+    """Return ranges without an offset: of its partition the longer part; with None, no part."""
+    start, end = ranges[tp]
+    parts = [] if offset is None else [(start, offset), (offset + 1, end)]
+    longest = max(parts, key=lambda part: part[1] - part[0], default=(start, start))
+    return {**ranges, tp: longest}
 
 
 def logs(kafka: Kafka, topic: str, wait: float = 30.0) -> dict[TopicPartition, tuple[int, int]]:

@@ -49,7 +49,7 @@ def job(base, **changes):
 
 
 def changed(base, **changes):
-    before, hot = definition.read(definition.written(job(base)))
+    before, hot = definition.read(definition.encode(job(base)))
     assert hot == []
     return definition.differences(before, definition.of(job(base, **changes)))
 
@@ -92,7 +92,7 @@ def test_what_state_means_may_not(base, changes, said):
 
 
 def test_a_refusal_says_what_differs_and_what_to_do():
-    before, _ = definition.read(definition.written(job(SESSIONS)))
+    before, _ = definition.read(definition.encode(job(SESSIONS)))
     with pytest.raises(CheckpointRefused, match=r"gap: 30m before, 1h now\); take .*--fresh") as it:
         definition.refuse(job(SESSIONS, gap="1h"), before, "/checkpoints/visits/v1")
     assert it.value.differences == ("gap: 30m before, 1h now",)
@@ -100,12 +100,12 @@ def test_a_refusal_says_what_differs_and_what_to_do():
 
 
 def test_other_partitions_of_state_are_a_matter_of_rescaling():
-    before, _ = definition.read(definition.written(job(SESSIONS)))
+    before, _ = definition.read(definition.encode(job(SESSIONS)))
     with pytest.raises(CheckpointRefused, match="`gateway pipeline rescale visits --partitions 8`"):
         definition.refuse(job(SESSIONS, state__partitions=8), before, "v1")
 
 
 def test_hot_keys_are_kept_and_another_format_is_refused():
-    assert definition.read(definition.written(job(JOIN), ["a"]))[1] == ["a"]
+    assert definition.read(definition.encode(job(JOIN), ["a"]))[1] == ["a"]
     with pytest.raises(CheckpointRefused, match="is of format 2, not 1"):
         definition.read(b'{"format": 2}')

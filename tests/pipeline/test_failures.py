@@ -6,7 +6,15 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from gateway.errors import PipelineUnavailable
-from gateway.pipeline.failures import LONGEST, Cause, explain, of, of_kafka
+from gateway.pipeline.failures import (
+    LONGEST,
+    Cause,
+    Unreadable,
+    explain,
+    find_unreadable,
+    of,
+    of_kafka,
+)
 
 STREAM = Cause(
     "org.apache.spark.sql.streaming.StreamingQueryException",
@@ -78,6 +86,18 @@ def test_an_error_of_kafkas_is_final_or_worth_another_try(code: int, transient: 
     assert isinstance(error, PipelineUnavailable) is transient
     assert str(error).startswith("topic out cannot be made: why")
     assert ("; " in str(error)) is not transient  # what to do
+
+
+def test_a_record_timestamp_that_spark_cannot_express_is_told_with_what_to_do():
+    """The reason was "long overflow", of the innermost cause, which does not name the record."""
+    said = "Record at topic t partition 0 offset 2 has timestamp value 17 that overflows when x.\ny"
+    raised = Cause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", f"[KAFKA_M] {said}")
+    failure = of([STREAM, raised, Cause("java.lang.ArithmeticException", "long overflow")])
+    assert not failure.transient
+    assert "topic t partition 0 offset 2" in failure.reason
+    assert "kafka-delete-records.sh" in failure.reason
+    assert find_unreadable([STREAM, raised]) == Unreadable("t", 0, 2, 17)
+    assert find_unreadable([STREAM]) is None
 
 
 def test_a_reason_is_never_pages():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -83,3 +84,32 @@ def test_a_query_without_state_may_change_but_not_begin_to_keep_some(tmp_path):
     (tmp_path / f"asked/v{place.version}/offsets/0").write_text("v1")
     with pytest.raises(CheckpointRefused, match=r"sql: none before, SELECT count"):
         settle_state(ready(str(tmp_path), counting), counting, stateful=True)
+
+
+def test_the_checkpoint_of_another_job_is_refused(tmp_path):
+    """Two jobs with the same definition: the one went on where the other one was."""
+    ready(str(tmp_path), job())
+    other = job().model_copy(update={"name": "other"})
+    ready(str(tmp_path), other)
+    shutil.rmtree(tmp_path / "visits/v1")
+    shutil.copytree(tmp_path / "other/v1", tmp_path / "visits/v1")
+    with pytest.raises(CheckpointRefused, match="is of job other; put the job's own checkpoint"):
+        ready(str(tmp_path), job())
+
+
+@pytest.mark.parametrize("names_query", [True, False])
+def test_batches_of_another_checkpoint_under_the_definition_of_this_one_are_refused(
+    tmp_path, names_query
+):
+    """Definitions of older versions do not name the query: they are taken as before."""
+    place = ready(str(tmp_path), job())
+    (tmp_path / "visits/v1/metadata").write_text(json.dumps({"id": "another"}))
+    if names_query:
+        with pytest.raises(CheckpointRefused, match=f"of query {place.query}, and the batches"):
+            ready(str(tmp_path), job())
+        return
+    file = tmp_path / "visits/v1/definition.json"
+    content = json.loads(file.read_text())
+    del content["query"]
+    file.write_text(json.dumps(content))
+    assert ready(str(tmp_path), job()).query == "another"

@@ -59,9 +59,31 @@ def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(
     assert under_way.wait(60)
     query.retire(started)
     told.set()
-    wait(lambda: not started.status["isTriggerActive"], "the end of the batch")
+    wait(lambda: query.is_idle(started), "the end of the batch")
     started.stop()
     assert epochs == [0, 1, 2]
     for log in ("offsets", "commits"):
         names = [each.name for each in (tmp_path / log).iterdir()]
         assert sorted(name for name in names if name.isdigit()) == ["0", "1", "2"]
+
+
+@pytest.mark.needs("java17")
+def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(
+    spark: Any, tmp_path: Path
+):
+    under_way, told = threading.Event(), threading.Event()
+
+    def batch(rows: Any, epoch: int) -> None:
+        under_way.set()
+        assert told.wait(60)
+
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path))
+    started = writer.trigger(processingTime="1 hour").start()
+    assert under_way.wait(60)
+    assert not query.is_idle(started)
+    told.set()
+    wait(lambda: query.is_idle(started), "the end of the batch", 30)
+    query.retire(started)
+    assert query.is_idle(started)
+    started.stop()

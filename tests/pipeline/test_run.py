@@ -11,7 +11,7 @@ import pytest
 from gateway.config.pipelines import Sessions
 from gateway.errors import CheckpointRefused, PipelineUnavailable
 from gateway.pipeline import failures, runner
-from gateway.pipeline.failures import Cause
+from gateway.pipeline.failures import Cause, Unreadable
 from gateway.pipeline.run import STEADY, Run
 from gateway.pipeline.runner import end, told_to_end, turns
 
@@ -23,6 +23,8 @@ JOB = Sessions.model_validate(
     }
 )
 AWAY = [Cause("org.apache.kafka.common.errors.TimeoutException", "away")]
+RECORD = Unreadable("clicks", 0, 7, 2**60)
+UNREADABLE = [Cause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", RECORD.reason)]
 WRONG = [Cause("org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero.")]
 
 
@@ -31,10 +33,9 @@ class Query:
         self.isActive, self.stopped, self.retired, self.busy = True, False, False, 0
         self.chain: list[Cause] = []
 
-    @property
-    def status(self):
+    def is_idle(self):
         self.busy -= 1
-        return {"isTriggerActive": self.busy >= 0}
+        return self.busy < 0
 
     def stop(self):
         self.isActive, self.stopped = False, True
@@ -67,11 +68,13 @@ def run(world):
     return made(world)
 
 
-def made(world, **more):
+def made(world, job=JOB, **more):
     def retire(query):
         query.retired = True
 
-    return Run(JOB, world.start, lambda: world.now, retire=retire, **more)
+    waits = lambda query: query.busy <= 0  # noqa: E731
+    hooks = {"retire": retire, "waits": waits, "is_idle": Query.is_idle}
+    return Run(job, world.start, lambda: world.now, **hooks, **more)
 
 
 def test_a_query_that_ends_by_itself_is_done(world, run):
@@ -107,6 +110,33 @@ def test_after_a_steady_time_the_wait_is_short_again(world, run):
         world.now += 1
         run.look()
     assert len(world.queries) == 3
+
+
+def test_behind_a_record_that_spark_cannot_read_a_query_begins_at_once(world, run):
+    """To pass over one takes two starts: one cuts its batch, one moves the next."""
+    run.look()
+    assert run.take_unreadable() is None
+    for count in (2, 3):
+        world.queries[-1].ends(*UNREADABLE)
+        run.look()
+        assert len(world.queries) == count
+        assert run.take_unreadable() == RECORD
+        assert run.take_unreadable() is None
+    world.queries[-1].ends(*UNREADABLE)
+    run.look()
+    assert run.waits  # it did not help
+    world.now += 1
+    run.look()
+    assert len(world.queries) == 4
+
+
+def test_in_real_time_mode_a_record_that_spark_cannot_read_ends_the_job(world):
+    """The start of its batch is not in the checkpoint."""
+    run = made(world, JOB.model_copy(update={"trigger": "realtime"}))
+    run.look()
+    world.queries[0].ends(*UNREADABLE)
+    run.look()
+    assert (run.done, run.reason) == (True, RECORD.reason)
 
 
 def test_wrong_data_ends_the_job_with_its_reason(world, run):

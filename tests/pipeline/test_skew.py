@@ -24,6 +24,7 @@ from gateway.pipeline.skew import (
     found_hot,
     hot_keys,
     key_loads,
+    leave_out,
     logs,
     measured,
     newest,
@@ -49,6 +50,14 @@ def test_a_short_topic_is_looked_at_whole() -> None:
     (zero,) = tps(0)
     assert newest({zero: (3, 10)}, 1000) == {zero: (3, 10)}
     assert newest({zero: (3, 3)}, 1000) == {}
+
+
+def test_a_sample_leaves_out_a_record_with_the_shorter_part_beside_it() -> None:
+    zero, one = tps(0, 1)
+    ranges = {zero: (0, 100), one: (0, 5)}
+    assert leave_out(ranges, zero, 20) == {zero: (21, 100), one: (0, 5)}
+    assert leave_out(ranges, zero, 99) == {zero: (0, 99), one: (0, 5)}
+    assert leave_out(ranges, zero, None) == {zero: (0, 0), one: (0, 5)}
 
 
 def sample(spark: Any) -> Any:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_MILLIS = 253_402_300_799_999
+_UNITS = {"timestamp": "seconds", "timestamp_ms": "milliseconds"}
 
 KINDS = {
     "byte": "tinyint",
@@ -60,7 +65,10 @@ WITHIN = {
     "single": ["3e38"],
     "double": ["1e308"],
     "price": ["12345678.99", '"1.5"', "1e7"],
-    "text": ['"NaN"', '"1e99999"', '"price: 1e99999"', "1"],
+    "text": [
+        *('"NaN"', '"1e99999"', '"price: 1e99999"', "1"),
+        *(r'"\ud83d\ude00"', r'"\\ud800"', r'"\uD83D\uDE00\\\uD83D\uDE00"'),
+    ],
     "day": ['"0001-01-01"', '"9999-12-31"'],
     "when": ['"9999-12-31T23:59:59.999999Z"', '"0001-01-01T00:00:00Z"', "1700000000", "-1"],
     "wall": ['"9999-12-31T23:59:59"'],
@@ -84,16 +92,58 @@ LENIENT = [
     '{"user":"a" /* why */,"at":1}',
     '{"user":NaN,"at":1}',
     '\ufeff{"user":"a","at":1}',
+    r'{"user":"\ud800","at":1}',
+    r'{"user":"a","at":1,"text":"a\uDC00b"}',
+    r'{"user":"a","at":1,"by_name":{"\ud83d\u0020":1}}',
+    r'{"user":"a","at":1,"other":"\\\udfff"}',
+    r'{"user":"a","at":1,"text":"\ud800\ud800\udc00"}',
 ]
 
 
+NO_OBJECTS = [
+    *(b"", b" ", b"null", b"true", b"1", b'"text"', b"[]", b"[{}]", b"{", b"\0", b"\xff\xfe\xfd"),
+    b'{"user":"a","at":1,"text":"\xed\xa0\x80"}',
+    b'{"user":"a","at":1,"inner":' * 2_000 + b"{}" + b"}" * 2_000,
+    *(b'{"user":"a","at":1,"%s":%s}' % (name, b"9" * 5_000) for name in (b"whole", b"price")),
+]
+KEYS = [None, b"", b"k", b"\xff\xfe", b"\0", b"\xf0\x9f\x98\x80", b"x" * 2_000]
+HEADERS = [None, [("h", b"1"), ("h", None)], [("", b"\xff"), ("X-Reason", b"forged")]]
+TIMES = {
+    **dict.fromkeys([0, 1_700_000_000_000, LAST_MILLIS], True),
+    **dict.fromkeys([LAST_MILLIS + 1, 1_700_000_000_000_000, 9_223_372_036_854_775], False),
+}
+"""Timestamps of records in ms, and whether they are of the years 1 to 9999."""
+UNREADABLE = (1_700_000_000_000_000_000, -(2**60))
+"""Timestamps that Spark's connector cannot read. Each takes a start of the job."""
+
+
 class Record(NamedTuple):
-    """user: of each record its own. good: it is a row."""
+    """user: of each record its own. good: it is a row. columns: the JSON of its columns."""
 
     user: str
     key: bytes
     value: str
     good: bool
+    columns: Mapping[str, str]
+
+
+class Message(NamedTuple):
+    """A record as it is produced.
+
+    Attributes:
+        key: Any bytes.
+        value: None for a tombstone.
+        headers: None for none.
+        timestamp: In ms.
+        columns: The JSON of its columns; empty where the value is bad. `at` may be null, which is
+            bad where it is the event time.
+    """
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]] | None
+    timestamp: int
+    columns: Mapping[str, str]
 
 
 def generate_records(count: int, seed: int) -> Sequence[Record]:
@@ -108,7 +158,62 @@ def _generate(some: random.Random, user: str, number: int) -> Record:
         columns[name] = some.choice(WITHIN[name])
     good = some.random() < 2 / 3
     value = _text(some, columns) if good else _spoil(some, columns)
-    return Record(user, some.randbytes(some.randrange(4)), value, good)
+    return Record(user, some.randbytes(some.randrange(4)), value, good, columns)
+
+
+def generate_messages(count: int, seed: int) -> list[Message]:
+    """Generate records that may be bad in any place: value, key, headers, timestamp and size."""
+    some = random.Random(seed)
+    found = []
+    for record in generate_records(count, seed):
+        value: bytes | None = record.value.encode()
+        whole = record.good or record.columns["at"] == "null"
+        columns = dict(record.columns) if whole else {}
+        match some.randrange(12):
+            case 0:
+                value, columns = some.choice(NO_OBJECTS), {}
+            case 1:
+                value, columns = None, {}
+            case 2 if columns:
+                value = _text(some, columns | {"other": json.dumps("x" * 200_000)}).encode()
+            case 3:
+                value = b" " * 100_000 + value
+        timestamp = some.choice([*TIMES])
+        if some.randrange(30) == 0:
+            timestamp = some.choice(UNREADABLE)
+        found.append(Message(some.choice(KEYS), value, some.choice(HEADERS), timestamp, columns))
+    return found
+
+
+def expect(name: str, text: str) -> Any:
+    """Return what a row has in a column, by the JSON of a good value of `WITHIN`."""
+    return _expect("timestamp_ms" if name == "at" else KINDS.get(name, "string"), json.loads(text))
+
+
+def _expect(kind: str, value: Any) -> Any:
+    if value is None:
+        return None
+    match kind:
+        case "string":
+            return value if isinstance(value, str) else json.dumps(value)
+        case "decimal(10,2)":
+            return float(value)
+        case "timestamp" | "timestamp_ms":
+            if isinstance(value, int):
+                value = EPOCH + timedelta(**{_UNITS[kind]: value})
+            else:
+                value = datetime.fromisoformat(value)
+            return value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        case "timestamp_ntz":
+            return datetime.fromisoformat(value).isoformat(timespec="milliseconds")
+    if kind == KINDS["inner"]:
+        prices = value.get("prices")
+        return {
+            "when": _expect("timestamp", value.get("when")),
+            "prices": prices and [_expect("decimal(10,2)", each) for each in prices],
+            "deep": value.get("deep"),
+        }
+    return value
 
 
 def _text(some: random.Random, columns: dict[str, str]) -> str:
@@ -123,7 +228,8 @@ def _spoil(some: random.Random, columns: dict[str, str]) -> str:
             name = some.choice(sorted(OUT))
             return _text(some, columns | {name: some.choice(OUT[name])})
         case 1:
-            return _text(some, columns | {"at": some.choice([*OUT["millis"], "null"])})
+            columns["at"] = some.choice([*OUT["millis"], "null"])
+            return _text(some, columns)
         case 2:
             return _text(some, columns) + some.choice(["x", "{}", ",{}", "}", "]", "//"])
     return some.choice(LENIENT)

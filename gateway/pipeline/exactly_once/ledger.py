@@ -1,9 +1,10 @@
 """The ledger: a compacted topic that says which epoch each writer has committed.
 
-`<output>.ledger`, one for all queries that write to a topic. Keys are `query` for the plan and
-`query|p` for writer p; values are JSON. An entry is written in the transaction of the rows it
-stands for. Partition 0 has plans; writers are spread over the others, because a transaction that
-is open on a partition hides everything behind it from readers of committed records.
+`<output>.ledger`, one for all queries that write to a topic. Keys are `query` for the plan,
+`query|p` for writer p, and `job|name` for the query that writes the rows of a job; values are JSON.
+An entry is written in the transaction of the rows it stands for. Partition 0 has plans; writers are
+spread over the others, because a transaction that is open on a partition hides everything behind it
+from readers of committed records.
 
 Reading: up to the end that the log has *after* the reader fenced whom it must, and only once the
 last stable offset has got there. Reading to the last stable offset at hand would miss a writer's
@@ -53,6 +54,15 @@ def writer_key(query: str, writer: int | str) -> str:
     return f"{query}|{writer}"
 
 
+def owner_key(job: str) -> str:
+    """Return the key under which the ledger names the query that writes the rows of a job.
+
+    Args:
+        job: What tells the jobs of an output apart.
+    """
+    return f"job|{job}"
+
+
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """topic: its name. client: librdkafka's properties of the cluster. patience: s, how long an
@@ -70,6 +80,17 @@ class Ledger:
     def plan(self, query: str) -> Plan | None:
         """The last that was written."""
         return _plan(self._last({0: {query}}).get(query))
+
+    def owner(self, job: str, query: str) -> tuple[str | None, Plan | None]:
+        """Return the query that writes the rows of a job, and the plan of another query.
+
+        Args:
+            job: As of `owner_key`.
+            query: The query whose plan is asked for.
+        """
+        key = owner_key(job)
+        found = self._last({0: {key, query}})
+        return found.get(key, {}).get("query"), _plan(found.get(query))
 
     def standing(self, query: str, writer: int) -> tuple[Plan | None, Entry | None]:
         """The plan, and what a writer committed last."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..dead_letters import explain_refusal
+
 KEY, SAMPLE = 1_000, 16_384  # bytes at most of such a row's key, headers and value in its letter
 FRAME = 100  # bytes of a batch of one record beside its key, value and headers, and more
 HEADER = 10  # bytes of a header beside its name and value
@@ -41,12 +43,9 @@ def of_large(
     advice = "raise its max.message.bytes, or make its rows smaller"
     headers = headers_of(row.get("headers"))
     kept = headers if _size(headers) <= SAMPLE else []
-    added: Headers = [
-        ("X-Origin-Topic", topic.encode()),
-        ("X-Reason", f"{said}; {advice}".encode()),
-    ]
+    added = explain_refusal(topic, f"{said}; {advice}")
     key, value = _bytes(row["key"]), _bytes(row["value"])
-    return key and key[:KEY], value and value[: min(SAMPLE, limit // 2)], kept + added
+    return key and key[:KEY], value and value[: min(SAMPLE, limit // 2)], [*kept, *added]
 
 
 def _size(headers: Headers) -> int:

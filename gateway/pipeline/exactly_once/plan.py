@@ -16,6 +16,12 @@ again to change N:
    in it, N changes with the next generation; otherwise this epoch is finished with the old N, and
    the next one tries again.
 
+The ledger also names the job's owner: the query (the id of the checkpoint) that writes its rows. A
+new checkpoint, of a first run, `--fresh` or a restored copy, becomes the owner before its first
+batch; the writers of the owner before are fenced. A query that has written and is not the owner is
+an earlier checkpoint of the job that was put back: what it would write, the owner has written since
+(`verify_owner`).
+
 So whether the checkpoint may write is decided once, for all writers, before any of them begins. A
 writer alone cannot decide it: its own last entry may be older than its siblings', and a writer
 without rows in an epoch writes nothing, no entry either (run again it has none again).
@@ -77,6 +83,26 @@ def verify(entries: Iterable[Entry], epoch: int, mark_of: Callable[[int], str]) 
                 f"were written (the ledger is at batch {entry.epoch}): the checkpoint was put back "
                 "to another state; start anew with --fresh, or put back the one that wrote them"
             )
+
+
+def verify_owner(owner: str | None, query: str, plan: Plan | None) -> None:
+    """Verify that no later checkpoint of the job has written its rows.
+
+    Args:
+        owner: The query that the ledger names as the job's; None where it names none.
+        query: The query of the checkpoint that is about to write.
+        plan: The plan of that query; None where it has never written.
+
+    Raises:
+        CheckpointRefused: A later one has.
+    """
+    if owner in (None, query) or plan is None:
+        return
+    raise CheckpointRefused(
+        f"the checkpoint of query {query} was replaced: query {owner} has written the job's rows "
+        "since; put the checkpoint of that query back, or start anew with --fresh. To go on from "
+        "this one, and write once more what was written since, `backup` and `restore` it"
+    )
 
 
 def due(entry: Entry | None, epoch: int, mark: str = "") -> bool:

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..checkpoint import RECREATED, Checkpoint, Sources
-from ..state.files import Files
+from ..state.files import Files, discard_state
 from ..topics import Topic
+from ..unreadable.offsets import forget_ends
 from .gaps import Gap
 
 FILE = "topics.json"
@@ -84,7 +85,9 @@ def rewind(
         for at, source in enumerate(sources.lines, 2):
             if source == name:
                 lines[at] = begin
+                moved = forget_ends(held, number, at - 2)
                 if number == done and was[at].startswith("{"):
-                    before |= json.loads(was[at])[topic.name]
+                    before |= json.loads(was[at])[topic.name] | moved.get(topic.name, {})
         held.write(f"offsets/{number}", "\n".join(lines).encode())
+    discard_state(held, done + 1)  # an interrupted batch made it of the records that are gone
     return [Gap(topic.name, int(each), offset, 0) for each, offset in sorted(before.items())]

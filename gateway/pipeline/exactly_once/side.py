@@ -12,8 +12,10 @@ A record goes on as it was: key, value and headers; where it was, and why it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gateway.config import Kafka
@@ -141,8 +143,9 @@ class Side:
         """The records of these batches; None where they have none of this topic."""
         if not batches:
             return None
-        found = ranges(self.input.topic, batches[0].start, batches[-1].end)
-        return source.raw_range(self.spark, self.kafka, found) if found else None
+        parts = [ranges(self.input.topic, *each) for each in spans(batches)]
+        tables = [source.raw_range(self.spark, self.kafka, each) for each in parts if each]
+        return reduce(lambda one, other: one.union(other), tables) if tables else None
 
     def _write(self, kind: Kind, rows: DataFrame, epoch: int) -> int:
         topic = topic_of(self.input.topic, kind)
@@ -187,6 +190,26 @@ def ranges(
         for place, end in ended.items()
         if place[0] == topic and begun.get(place, 0) < end
     }
+
+
+def spans(
+    batches: Sequence[Batch],
+) -> Iterator[tuple[tuple[Offsets, ...], tuple[Offsets, ...]]]:
+    """Yield the starts and the ends of batches that follow each other, without what none has read.
+
+    What Spark cannot read is between the end of one batch and the start of the next: see
+    `unreadable`.
+    """
+    first = batches[0]
+    for before, batch in pairwise(batches):
+        if any(
+            start.get(place, offset) != offset
+            for end, start in zip(before.end, batch.start, strict=True)
+            for place, offset in end.items()
+        ):
+            yield first.start, before.end
+            first = batch
+    yield first.start, batches[-1].end
 
 
 def of_job(module: Any, settings: Any, name: str) -> Late:

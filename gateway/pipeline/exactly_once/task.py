@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OUTCOME = (
-    "writer bigint, process string, rows bigint, written boolean, seconds double, large bigint"
+    "writer bigint, process string, rows bigint, written boolean, seconds double, large bigint, "
+    "refused bigint"
 )
 """seconds: with Kafka, on the clock; without those in which the rows were waited for. large: rows
-that became dead letters, as their topic takes none of their size."""
+that became dead letters, as their topic takes none of their size. refused: those that became dead
+letters as the schema of their topic refuses them."""
 
 
 class Outcome(NamedTuple):
@@ -37,6 +39,7 @@ class Outcome(NamedTuple):
     written: bool
     seconds: float
     large: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +84,12 @@ class Task:
             return Outcome(writer, "", head.num_rows + rest, False, 0.0)
         producer.begin()
         spent = time.monotonic() - began
-        rows = large = 0
+        rows = large = refused = 0
         try:
             for batch in chain((head,), filled):
                 began = time.monotonic()
                 kept, found = self._fitting(batch)
-                self._rows(producer, kept)
+                refused += self._rows(producer, kept)
                 self._bury(producer, found)
                 rows += batch.num_rows
                 large += found.num_rows
@@ -99,7 +102,7 @@ class Task:
             producer.abort()
             raise
         spent += time.monotonic() - began
-        return Outcome(writer, producers.process(), rows, True, spent, large)
+        return Outcome(writer, producers.process(), rows, True, spent, large, refused)
 
     def _producer(self, writer: int) -> Transactional | None:
         """Ready for this epoch; None where it has been written.
@@ -139,17 +142,22 @@ class Task:
         made = [letters.of_large(self.topic, row, self.limit) for row in batch.to_pylist()]
         producer.rows([self.dead] * len(made), *map(list, zip(*made, strict=True)))
 
-    def _rows(self, producer: Transactional, batch: pa.RecordBatch) -> None:
+    def _rows(self, producer: Transactional, batch: pa.RecordBatch) -> int:
+        """Return how many rows are dead letters."""
         names = batch.schema.names
         # as bytes: a text of Spark's may be no UTF-8, such as a key that was cast
         keys, values = (batch.column(each).cast("binary").to_pylist() for each in ("key", "value"))
         if "headers" not in names and "topic" not in names:
             producer.plain(self.topic, keys, values)
-            return
+            return 0
         places = batch.column("topic").to_pylist() if "topic" in names else [None] * len(values)
         tags = batch.column("headers").to_pylist() if "headers" in names else [None] * len(values)
         named = [topic or self.topic for topic in places]
+        refused = 0 if self.dead == self.topic else named.count(self.dead)
+        if refused:
+            topics.create(self.ledger.client, self.dead)
         producer.rows(named, keys, values, [letters.headers_of(each) for each in tags])
+        return refused
 
     def _commit(self, producer: Transactional, writer: int) -> None:
         key, place = writer_key(self.query, writer), self.ledger.place(writer)

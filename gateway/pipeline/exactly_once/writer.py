@@ -16,10 +16,11 @@ from gateway.config.pipeline import Output
 from gateway.errors import PipelineUnavailable
 
 from .. import progress
+from ..dead_letters import dead_letters_of
 from ..failures import of_kafka
 from ..topics import max_message_bytes
-from .ledger import Ledger, opened
-from .plan import Change, Entry, Plan, Superseded, verify
+from .ledger import Ledger, opened, owner_key
+from .plan import Change, Entry, Plan, Superseded, verify, verify_owner
 from .producers import MARK, Transactional
 from .task import OUTCOME, Task, refusal
 
@@ -45,6 +46,8 @@ class Writer:
     client:     librdkafka's properties of the output's cluster.
     checkpoint: of the query; one that was put back to another state is refused.
     ledger:     the topic that the ledger is named by, if not the output's.
+    job:        what tells the jobs of the output apart; an earlier checkpoint of the same job is
+                refused. "" where that is not looked at.
 
     All rows of a key go to one writer, all rows without a key to the first by its hash. A try
     that Kafka interrupts is aborted and made again from the same rows; who is still interrupted
@@ -59,8 +62,10 @@ class Writer:
         *,
         checkpoint: Checkpoint,
         ledger: str | None = None,
+        job: str = "",
     ) -> None:
         self._query = query
+        self._job = job
         self._output = output
         self._client: Mapping[str, Any] = client
         self._checkpoint = checkpoint
@@ -136,6 +141,9 @@ class Writer:
         if large := sum(each.large for each in done):
             what = "%d rows of batch %d are too large for topic %s: they are in %s"
             log.warning(what, large, epoch, self._output.topic, self._dead)
+        if refused := sum(each.refused for each in done):
+            what = "%d rows of batch %d are refused by the schema of topic %s: they are in %s"
+            log.warning(what, refused, epoch, self._output.topic, self._dead)
         return sum(each.rows for each in done if each.written)
 
     @cached_property
@@ -145,8 +153,7 @@ class Writer:
     @property
     def _dead(self) -> str:
         """What is too large for dead letters themselves is cut there."""
-        topic = self._output.topic
-        return topic if topic.endswith((".dlq", ".late")) else f"{topic}.dlq"
+        return dead_letters_of(self._output.topic)
 
     @cached_property
     def ledger(self) -> Ledger:
@@ -166,6 +173,7 @@ class Writer:
         """The steps of `plan`, in their order."""
         self._served.clear()
         self._verify(epoch)
+        self._claim_job()
         producer = self._transactional("plan")  # from now on nobody else changes the plan unseen
         before = self.ledger.plan(self._query)
         if self._owns:
@@ -180,6 +188,36 @@ class Writer:
             log.info("%s has %d writers from batch %d on", self._query, plan.writers, epoch)
         self._owns = True
         return plan
+
+    def _claim_job(self) -> None:
+        """Become the owner of the job, unless this query is. Raises CheckpointRefused."""
+        if not self._job or self._owner() == self._query:
+            return
+        key = owner_key(self._job)
+        producer = self._producer(key)  # fences whoever claims the job at the same time
+        if owner := self._owner():
+            self._fence(owner)
+        producer.begin()
+        producer.entry(self.ledger.topic, 0, key, {"query": self._query})
+        producer.commit()
+
+    def _owner(self) -> str | None:
+        owner, plan = self.ledger.owner(self._job, self._query)
+        verify_owner(owner, self._query, plan)
+        return owner
+
+    def _fence(self, query: str) -> None:
+        """Let no process write for another query any more, also none that runs now."""
+        producer = self._producer(f"{query}-plan")
+        plan = self.ledger.plan(query)
+        if plan is None:
+            return
+        closed = Plan(plan.generation + 1, plan.writers, self._driver)
+        producer.begin()
+        producer.entry(self.ledger.topic, 0, query, asdict(closed))
+        producer.commit()
+        for writer in range(plan.writers):
+            self._producer(f"{query}-{writer}")
 
     def _verify(self, epoch: int) -> list[Entry]:
         entries = self.ledger.entries(self._query)
@@ -198,5 +236,8 @@ class Writer:
         producer.commit()
 
     def _transactional(self, name: str) -> Transactional:
+        return self._producer(f"{self._query}-{name}")
+
+    def _producer(self, identity: str) -> Transactional:
         timeout = self._output.transaction_timeout
-        return Transactional(f"{self._query}-{name}", self._client, self.ledger.topic, timeout)
+        return Transactional(identity, self._client, self.ledger.topic, timeout)

@@ -12,7 +12,7 @@ must not, or exactly once is lost: the output's key is made of columns of the ev
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gateway.config.expression import nearest
 from gateway.config.pipelines import Broadcast, Redis
@@ -41,15 +41,22 @@ def build(settings: Enrich, tables: Mapping[str, DataFrame]) -> DataFrame:
 
 
 def held(
-    settings: Enrich, spark: SparkSession, kafka: Mapping[str, str]
+    settings: Enrich,
+    spark: SparkSession,
+    kafka: Mapping[str, str],
+    client: Mapping[str, Any] | None = None,
 ) -> broadcast.Refreshed[DataFrame] | None:
-    """The table that each batch is to be joined with; None where tasks look it up.
+    """Return the table that each batch is to be joined with; None where tasks look it up.
 
-    kafka: Spark's options of the cluster of `from`.
+    Args:
+        settings: The job's.
+        spark: A session.
+        kafka: Spark's options of the cluster of `from`.
+        client: librdkafka's properties of it, as of `broadcast.held`.
     """
     if isinstance(settings.table, Redis):
         return None
-    return broadcast.held(settings.table, spark, kafka, job=settings.name)
+    return broadcast.held(settings.table, spark, kafka, client, job=settings.name)
 
 
 def mode(settings: Enrich) -> Literal["append", "update"]:

@@ -69,3 +69,15 @@ def _outer(argument: str) -> Iterable[sql.Word]:
         depth += (word.text == "(") - (word.text == ")")
         if depth == 0:
             yield word
+
+
+def no_key(name: str) -> str:
+    """Return what is wrong with a column of a nested type in `by`."""
+    what = f"by: '{name}' is no plain value, which emit: updates and maxLength need"
+    return f"{what}; name a part of it in a job before, or take its to_json"
+
+
+def not_kept(measure: Measure, kind: str) -> str:
+    """Return what is wrong with a measure whose values do not merge."""
+    what = f"measures.{measure.name}: with emit: updates and maxLength no {measure.kind} of {kind}"
+    return f"{what} is kept; use a plain value, such as a part of it"

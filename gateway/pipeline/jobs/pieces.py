@@ -158,9 +158,9 @@ def _merge(values: pa.ChunkedArray, kind: str, number: Ints) -> pa.ChunkedArray:
     if how == "sum" and _may_overflow(values):
         scale = wanted.scale if pa.types.is_decimal(wanted) else 0
         values = values.cast(pa.decimal256(76, scale))
-    merged = _grouped(values, how, number)
+    merged = _aggregate(values, how, number)
     if how == "max" and pa.types.is_floating(wanted):  # Arrow passes over NaN
-        nan = _grouped(pa.compute.is_nan(values), "any", number)
+        nan = _aggregate(pa.compute.is_nan(values), "any", number)
         merged = pa.compute.if_else(nan, pa.scalar(float("nan"), wanted), merged)
     try:
         return merged.cast(wanted)
@@ -169,7 +169,7 @@ def _merge(values: pa.ChunkedArray, kind: str, number: Ints) -> pa.ChunkedArray:
         raise OverflowError(f"{what}; sum a wider type, such as decimal(38,0)") from None
 
 
-def _grouped(values: pa.ChunkedArray, how: str, number: Ints) -> pa.ChunkedArray:
+def _aggregate(values: pa.ChunkedArray, how: str, number: Ints) -> pa.ChunkedArray:
     table = pa.table({"value": values, "n": pa.array(number)})
     return table.group_by("n", use_threads=False).aggregate([("value", how)])[f"value_{how}"]
 

@@ -79,7 +79,7 @@ def problems(settings: Sessions, columns: Mapping[str, Mapping[str, str]]) -> It
     yield from measures.problems(settings.measures, known)
     if live(settings):
         yield from _unmerged(settings)
-        yield from _nested(settings, known)
+        yield from _check_nested(settings, known)
     if settings.max_length is not None and settings.max_length < settings.gap:
         yield "maxLength is below gap: each session ends before it could pause; make it longer"
 
@@ -110,25 +110,13 @@ def _unmerged(settings: Sessions) -> Iterable[str]:
             )
 
 
-def _nested(settings: Sessions, known: Mapping[str, str]) -> Iterable[str]:
+def _check_nested(settings: Sessions, known: Mapping[str, str]) -> Iterable[str]:
     """Columns of types that cannot be kept; of expressions Spark knows the type, at the start."""
     nested = {name: kind for name, kind in known.items() if kind.startswith(_NESTED)}
-    yield from (no_key(name) for name in settings.by if name in nested)
+    yield from (measures.no_key(name) for name in settings.by if name in nested)
     for each in _measures(settings):
         if each.argument in nested and each.kind in ("sum", "min", "max"):
-            yield not_kept(each, nested[each.argument])
-
-
-def no_key(name: str) -> str:
-    """Return what is wrong with a column of a nested type in `by`."""
-    what = f"by: '{name}' is no plain value, which emit: updates and maxLength need"
-    return f"{what}; name a part of it in a job before, or take its to_json"
-
-
-def not_kept(measure: measures.Measure, kind: str) -> str:
-    """Return what is wrong with a measure whose values do not merge."""
-    what = f"measures.{measure.name}: with emit: updates and maxLength no {measure.kind} of {kind}"
-    return f"{what} is kept; use a plain value, such as a part of it"
+            yield measures.not_kept(each, nested[each.argument])
 
 
 def _measures(settings: Sessions) -> tuple[measures.Measure, ...]:

@@ -21,7 +21,7 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 from gateway.config.pipelines import Sessions
 from gateway.errors import PipelineError
 
-from . import measures, sessions
+from . import measures
 from .pieces import EVER, ORDER, Rules, step, unmergeable
 from .pieces import schema as pieces_of
 
@@ -131,10 +131,10 @@ class _Plan:
         wrong = set(unmergeable(self.rules))
         for at, name in enumerate(self._settings.by):
             if f"k{at}" in wrong:
-                raise PipelineError(f"job {self._settings.name}: {sessions.no_key(name)}")
+                raise PipelineError(f"job {self._settings.name}: {measures.no_key(name)}")
         for at, (measure, field) in enumerate(zip(self._measures, self.types[1:], strict=True)):
             if f"m{at}" in wrong:
-                what = sessions.not_kept(measure, field.dataType.simpleString())
+                what = measures.not_kept(measure, field.dataType.simpleString())
                 raise PipelineError(f"job {self._settings.name}: {what}")
 
     def _types(self, events: DataFrame) -> list[StructField]:

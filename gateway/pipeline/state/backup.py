@@ -23,6 +23,7 @@ from typing import Any
 
 from gateway.errors import PipelineError
 
+from .. import definition
 from .chosen import Look, batch_of, needed
 from .files import Files
 
@@ -101,7 +102,11 @@ def restore(source: Files, target: Files, directory: str, *, same: bool = False)
         if _digest(target, name) != wanted:
             raise PipelineError(f"{target.where}: {name} did not arrive whole; try again")
     if not same:
-        target.write("metadata", json.dumps({"id": str(uuid.uuid4())}).encode())
+        query = str(uuid.uuid4())
+        target.write("metadata", json.dumps({"id": query}).encode())
+        if definition.FILE in copy.files:
+            data = definition.rename_query(target.read(definition.FILE), query)
+            target.write(definition.FILE, data)
     target.become(directory)
     return copy
 

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 from gateway.pipeline import checkpoints
 
+from . import layout
+
 
 class Files(Protocol):
     """A directory, perhaps not there yet. All raise OSError (FileNotFoundError) as open does."""
@@ -198,3 +200,17 @@ def crc_of(path: Path) -> Path:
 
 def _checksum(name: str) -> bool:
     return name.startswith(".")  # also what is still being written
+
+
+def discard_state(held: Files, version: int) -> None:
+    """Remove the state that is newer than a version. The query must not run.
+
+    Spark writes each version again, but would go on from a snapshot that is there.
+
+    Args:
+        held: The files of the checkpoint.
+        version: That of the last finished batch is one more than its number.
+    """
+    for name in layout.newer(held.sizes(), version):
+        with contextlib.suppress(FileNotFoundError):
+            held.remove(name)

@@ -80,6 +80,18 @@ def in_use(found: Mapping[StoreId, Store], partitions: int) -> Mapping[StoreId, 
     return {of: store for of, store in found.items() if of.partition < partitions}
 
 
+def newer(names: Iterable[str], version: int) -> list[str]:
+    """Return the files of state that is newer than a version."""
+    return [
+        name
+        for store in stores(names).values()
+        for versions in (store.snapshots, store.changelogs)
+        for each, files in versions.items()
+        if each > version
+        for name in files
+    ]
+
+
 def always(name: str) -> bool:
     """Is it needed whichever batch it is? Identity, definition, sources, schemas."""
     top = name.split("/", 1)[0]

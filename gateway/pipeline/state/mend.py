@@ -25,7 +25,7 @@ def mend(
     again = repair.unfinished(files)
     if damaged:
         done = repair.repair(files, deep)
-        if not done.damage:
+        if not (done.damage or again):  # else an earlier start took out what was damaged
             raise PipelineError(
                 f"{files.where}: the state cannot be read, though no file of it looks damaged; "
                 "restore a backup, or begin anew with --fresh"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.errors import PipelineError
+from gateway.pipeline.unreadable.offsets import use_real_ends
 
 from . import layout
 from .chosen import Damage, Look, batch_of, stores
@@ -99,9 +100,11 @@ def only(files: Files, batch: int) -> Iterator[None]:
     later = [n for n in layout.batches(files.sizes(), "offsets") if n > batch]
     for each in later:
         files.move(f"offsets/{each}", f"{_LATER}/{each}")
+    use_real_ends(files, batch, real=True)
     try:
         yield
     finally:
+        use_real_ends(files, batch, real=False)
         for each in later:
             files.move(f"{_LATER}/{each}", f"offsets/{each}")
 

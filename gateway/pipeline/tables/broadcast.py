@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from threading import Thread
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gateway.errors import PipelineError
 from gateway.pipeline import alerts, failures
+from gateway.pipeline.unreadable.around import Around
 
 from .columns import parsed
 
@@ -108,20 +110,50 @@ class Refreshed(Generic[T]):
 
 
 def held(
-    table: Broadcast, spark: SparkSession, kafka: Mapping[str, str], *, job: str
+    table: Broadcast,
+    spark: SparkSession,
+    kafka: Mapping[str, str],
+    client: Mapping[str, Any] | None = None,
+    *,
+    job: str,
 ) -> Refreshed[DataFrame]:
-    """A table of the settings: its columns, and KEY. kafka: Spark's options of the cluster."""
+    """Return a table of the settings: its columns, and KEY.
+
+    Args:
+        table: Its settings.
+        spark: A session.
+        kafka: Spark's options of the cluster.
+        client: librdkafka's properties of it. Without them a topic with a record that Spark cannot
+            read is no table.
+        job: The name of the job.
+    """
+    around = Around(job, table.topic, client) if table.topic and client else None
+
+    def load(pieces: Sequence[Mapping[str, str]]) -> DataFrame:
+        return kept(latest(table, spark, kafka, pieces))
 
     def read() -> DataFrame:
-        return kept(latest(table, spark, kafka))
+        return around.read(load) if around else load(())
 
     return Refreshed(read, table.refresh, job=job)
 
 
-def latest(table: Broadcast, spark: SparkSession, kafka: Mapping[str, str]) -> DataFrame:
-    """The table as it is now, one row a key."""
+def latest(
+    table: Broadcast,
+    spark: SparkSession,
+    kafka: Mapping[str, str],
+    pieces: Sequence[Mapping[str, str]] = (),
+) -> DataFrame:
+    """Return the table as it is now, one row a key.
+
+    Args:
+        table: Its settings.
+        spark: A session.
+        kafka: Spark's options of the cluster.
+        pieces: As of `Around.read`.
+    """
     if table.topic is not None:
-        return _of_topic(table, spark, kafka)
+        return _of_topic(table, spark, kafka, pieces)
     from pyspark.sql import functions as F
 
     assert table.path is not None
@@ -136,11 +168,19 @@ def kept(rows: DataFrame) -> DataFrame:
     return rows.sparkSession.createDataFrame(rows.toArrow(), schema=rows.schema)
 
 
-def _of_topic(table: Broadcast, spark: SparkSession, kafka: Mapping[str, str]) -> DataFrame:
-    read = spark.read.format("kafka").options(**kafka).option("subscribe", table.topic)
-    read = read.option("startingOffsets", "earliest").option("failOnDataLoss", "false")
-    raw = read.option("kafka.isolation.level", "read_committed").load()
-    return newest(raw, table)
+def _of_topic(
+    table: Broadcast,
+    spark: SparkSession,
+    kafka: Mapping[str, str],
+    pieces: Sequence[Mapping[str, str]],
+) -> DataFrame:
+    whole = {"subscribe": str(table.topic), "startingOffsets": "earliest"}
+    always = {"failOnDataLoss": "false", "kafka.isolation.level": "read_committed"}
+    parts = [
+        spark.read.format("kafka").options(**kafka, **always, **piece).load()
+        for piece in pieces or [whole]
+    ]
+    return newest(reduce(lambda one, other: one.union(other), parts), table)
 
 
 def newest(raw: DataFrame, table: Broadcast) -> DataFrame:

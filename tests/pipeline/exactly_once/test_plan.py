@@ -21,6 +21,7 @@ from gateway.pipeline.exactly_once.plan import (
     current,
     due,
     verify,
+    verify_owner,
 )
 
 
@@ -71,6 +72,15 @@ def test_what_an_older_generation_started_does_not_write():
     current(Plan(2, 3), Plan(2, 3))
     with pytest.raises(Superseded):
         current(Plan(3, 3), Plan(2, 3))
+
+
+def test_only_an_earlier_checkpoint_of_the_job_is_refused_by_its_owner():
+    plan = Plan(3, 2)
+    verify_owner(None, "first", plan)  # of a ledger that names no owners yet
+    verify_owner("first", "first", plan)
+    verify_owner("first", "second", None)  # a new checkpoint, which has not written
+    with pytest.raises(CheckpointRefused, match="query second has written the job's rows since"):
+        verify_owner("second", "first", plan)
 
 
 def test_the_number_of_writers_changes_between_epochs_only():

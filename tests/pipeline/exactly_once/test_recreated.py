@@ -33,6 +33,8 @@ def test_an_input_is_sent_back_to_the_begin_and_its_batches_keep_their_marks(tmp
         held.write(f"sources/{number}/0", b'\0v1\n{"orders":{"0":0}}')
     for number in range(2):
         held.write(f"commits/{number}", b"v1\n{}")
+    for version in (2, 3):
+        held.write(f"state/0/0/{version}.zip", b"")
     marks = [checkpoint.mark(number) for number in range(3)]
     for _ in range(2):
         found = rewind(held, checkpoint, SOURCES, "us", NEW["us"])
@@ -42,3 +44,5 @@ def test_an_input_is_sent_back_to_the_begin_and_its_batches_keep_their_marks(tmp
     assert batch.start == ({("orders", 0): 20}, begin)
     assert batch.end == ({("orders", 0): 40}, begin)
     assert [checkpoint.mark(number) for number in range(3)] == marks
+    state = [name for name in held.sizes() if name.startswith("state/")]
+    assert state == ["state/0/0/2.zip"]  # the interrupted batch made the other of what is gone

@@ -58,8 +58,8 @@ def commit(ledger: Ledger, query: str, number: int, epoch: int, held: Checkpoint
     producer.commit()
 
 
-def writer(output: Output, query: str, ledger: Ledger, held: Checkpoint) -> Writer:
-    return Writer(query, output, ledger.client, checkpoint=held)
+def writer(output: Output, query: str, ledger: Ledger, held: Checkpoint, job: str = "") -> Writer:
+    return Writer(query, output, ledger.client, checkpoint=held, job=job)
 
 
 def test_a_checkpoint_that_was_put_back_is_refused_before_the_plan_is_changed(
@@ -94,6 +94,42 @@ def test_the_number_of_writers_changes_with_the_first_batch_that_nobody_has_begu
         again.prepare(epoch)
         plan = ledger.plan(query)
         assert plan is not None and plan.writers == writers
+
+
+def test_a_checkpoint_from_before_a_fresh_start_is_refused(
+    output: Output, query: str, ledger: Ledger, tmp_path: Path
+):
+    """It went on by its own entries, which are as they were, and wrote the job's rows again."""
+    earlier, fresh = checkpoint(tmp_path / "earlier", 10, 20), checkpoint(tmp_path / "fresh", 20)
+    later = uuid.uuid4().hex
+    writer(output, query, ledger, earlier, "orders").prepare(1)
+    commit(ledger, query, 0, 0, earlier)
+    writer(output, later, ledger, fresh, "orders").prepare(0)
+    plan = ledger.plan(query)
+    for epoch in (0, 1):
+        with pytest.raises(CheckpointRefused, match=rf"query {later} has written .* --fresh"):
+            writer(output, query, ledger, earlier, "orders").prepare(epoch)
+    assert ledger.plan(query) == plan
+    writer(output, query, ledger, earlier, "another job").prepare(1)
+    writer(output, later, ledger, fresh, "orders").prepare(0)
+
+
+@pytest.mark.needs("java17")
+def test_a_fresh_checkpoint_fences_a_process_that_still_runs_by_the_earlier_one(
+    kafka: Broker, spark: Any, output: Output, query: str, ledger: Ledger, tmp_path: Path
+):
+    """Only one that started later was refused; the one that ran wrote its rows beside."""
+    held = checkpoint(tmp_path / "held", 1, 2)
+    rows = spark.createDataFrame([(each, each) for each in "abcd"], "key string, value string")
+    running = writer(output, query, ledger, held, "orders")
+    assert running(rows, 0) == 4
+    fresh = writer(output, uuid.uuid4().hex, ledger, held, "orders")
+    fresh.prepare(0)
+    with pytest.raises(PipelineError, match=r"another process runs this job|was replaced"):
+        running(rows, 1)
+    assert fresh(rows, 0) == 4
+    values = Counter(each.value() for each in committed(kafka, output.topic))
+    assert values == Counter({each.encode(): 2 for each in "abcd"})
 
 
 @pytest.mark.needs("java17")

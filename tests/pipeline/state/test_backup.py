@@ -7,6 +7,7 @@ import pytest
 from support import paper
 
 from gateway.errors import PipelineError
+from gateway.pipeline import definition
 from gateway.pipeline.state import backup
 from gateway.pipeline.state.files import Local
 
@@ -129,3 +130,17 @@ def test_an_unfinished_copy_is_told_as_that(tmp_path: Path, copied: Local) -> No
 def test_a_checkpoint_without_a_batch_cannot_be_copied(tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="no finished batch"):
         backup.backup(Local(tmp_path / "none"), Local(tmp_path / "copy"), "sessions")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_restored_checkpoint_is_of_one_query(tmp_path: Path, source: Local, same: bool) -> None:
+    """Its definition names the query, and that of a copy is another one."""
+    content = {"format": 1, "job": "sessions", "query": "before", "definition": {}, "hot": []}
+    source.write(definition.FILE, json.dumps(content).encode())
+    source.write("metadata", b'{"id": "before"}')
+    target = Local(tmp_path / "copy")
+    backup.backup(source, target, "sessions")
+    to = restored(tmp_path, target, same=same)
+    query = json.loads((to / "metadata").read_text())["id"]
+    assert (query == "before") is same
+    definition.verify_identity((to / definition.FILE).read_bytes(), "sessions", query, str(to))

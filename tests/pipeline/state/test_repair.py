@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support import paper
 
-from gateway.errors import PipelineError
-from gateway.pipeline.state import repair
+from gateway.errors import PipelineError, PipelineUnavailable
+from gateway.pipeline import alerts
+from gateway.pipeline.state import damage, mend, repair
 from gateway.pipeline.state.files import Local
 
 
@@ -124,3 +126,30 @@ def test_one_batch_that_never_ended_is_sparks_own_to_do_again(files: Local) -> N
 )
 def test_the_end_of_a_query_tells_whether_its_state_was_damaged(said: str, damaged: bool) -> None:
     assert repair.damaged_by(said) is damaged
+
+
+@pytest.fixture
+def alerted() -> Iterator[None]:
+    yield
+    alerts.clear("job", damage.ALERT)
+
+
+@pytest.mark.usefixtures("alerted")
+def test_batches_that_could_not_be_done_again_are_done_by_the_next_start(files: Local) -> None:
+    """The next start said that no file looked damaged, and the job failed for good."""
+    paper.cut(files.path / "state/0/0/7.changelog")
+
+    def fail() -> None:
+        raise PipelineUnavailable("Kafka is away")
+
+    with pytest.raises(PipelineUnavailable):
+        mend.mend(files, "job", fail, damaged=True)
+    done: list[str] = []
+    mend.mend(files, "job", lambda: done.append("again"), damaged=True)
+    assert done == ["again"]
+    assert repair.unfinished(files) == []
+
+
+def test_state_that_cannot_be_read_though_it_looks_whole_is_told(files: Local) -> None:
+    with pytest.raises(PipelineError, match="no file of it looks damaged"):
+        mend.mend(files, "job", lambda: None, damaged=True)

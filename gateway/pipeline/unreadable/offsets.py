@@ -1,0 +1,213 @@
+"""The offsets of a checkpoint, edited so that no batch has a record that Spark cannot read.
+
+Only the batch that was begun and not finished is changed: none of its rows were written, because
+its records are all read before the first row is. Its start is where the batch before it ended, so
+that one's offsets are changed too. They are kept as they were in `recreated/`, because the ledger
+knows batches by them, and in `unreadable/<batch>` is where that batch really ended: who reads its
+records again, or does it again, takes that. Each step may be done twice, as a crash may ask for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gateway.errors import PipelineError
+
+from ..checkpoint import RECREATED, UNREADABLE, Checkpoint, Sources
+from ..state.files import Files, discard_state
+
+
+class Range(NamedTuple):
+    """What a batch reads of one partition by one source.
+
+    Attributes:
+        line: Of the source, in the offsets of a batch; from 0.
+        name: Of the input.
+        topic: The topic's name.
+        partition: The number of the partition.
+        start: The first offset.
+        end: The offset behind the last one.
+    """
+
+    line: int
+    name: str
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The batch that a query has begun and not finished. The query must not run.
+
+    Attributes:
+        held: The files of the checkpoint.
+        checkpoint: The same, as it is read.
+        sources: Which inputs the sources are of.
+        number: The batch's.
+    """
+
+    held: Files
+    checkpoint: Checkpoint
+    sources: Sources
+    number: int
+
+    def ranges(self, topic: str, partition: int) -> list[Range]:
+        """Return what it reads of a partition, by each source whose topic has this name."""
+        place = (topic, partition)
+        return [each for each in self.all_ranges() if (each.topic, each.partition) == place]
+
+    def all_ranges(self) -> list[Range]:
+        """Return what it reads of each partition, by each source."""
+        batch = self.checkpoint.batch(self.number)
+        first = self.checkpoint.initial()
+        found = []
+        for line, (name, end) in enumerate(zip(self.sources.lines, batch.end, strict=True)):
+            follows = self.number and batch.start[line]
+            starts = batch.start[line] if follows else first[self._directory(line)]
+            found += [
+                Range(line, name, *place, starts.get(place, 0), offset)
+                for place, offset in end.items()
+            ]
+        return found
+
+    def cut(self, line: int, topic: str, partition: int, offset: int) -> None:
+        """Let it end before an offset."""
+        name = f"offsets/{self.number}"
+        _write_offset(self.held, name, line, topic, partition, offset)
+        # What it wrote of its state was made of other records.
+        discard_state(self.held, self.number)
+
+    def move(self, line: int, topic: str, partition: int, offset: int) -> None:
+        """Let it start at a later offset, and end there at the earliest."""
+        # The end first: a start behind the end would be told by Spark as lost data.
+        for number in range(self.number, (self.checkpoint.planned() or 0) + 1):
+            name = f"offsets/{number}"
+            if _read_offset(self.held, name, line, topic, partition) < offset:
+                _write_offset(self.held, name, line, topic, partition, offset)
+        if self._follows(line):
+            before = self.number - 1
+            _keep(self.held, before, line, topic, partition, offset)
+            _write_offset(self.held, f"offsets/{before}", line, topic, partition, offset)
+        else:
+            _write_initial(self.held, self._directory(line), topic, partition, offset)
+        # What it wrote of its state was made of other records.
+        discard_state(self.held, self.number)
+
+    def _follows(self, line: int) -> bool:
+        """Return whether the start of a source is where the batch before ended."""
+        return self.number > 0 and bool(self.checkpoint.batch(self.number).start[line])
+
+    def _directory(self, line: int) -> int:
+        return self.sources.numbers.index(self.sources.lines[line])
+
+
+def find_unfinished(held: Files, checkpoint: Checkpoint, sources: Sources) -> Unfinished | None:
+    """Return the first batch of a checkpoint that is begun and not finished, if there is one."""
+    done, planned = checkpoint.committed(), checkpoint.planned()
+    number = 0 if done is None else done + 1
+    if planned is None or planned < number:
+        return None
+    return Unfinished(held, checkpoint, sources, number)
+
+
+def use_real_ends(held: Files, number: int, *, real: bool) -> None:
+    """Let the offsets of a batch say where it really ended, or where the next one starts.
+
+    Args:
+        held: The files of the checkpoint.
+        number: Of a batch; nothing is done where both are the same.
+        real: Where it ended.
+    """
+    if (kept := _read_kept(held, number)) is None:
+        return
+    for line, topics in enumerate(kept["ends" if real else "starts"]):
+        for topic, partitions in topics.items():
+            for partition, offset in partitions.items():
+                _write_offset(held, f"offsets/{number}", line, topic, int(partition), offset)
+
+
+def forget_ends(held: Files, number: int, line: int) -> dict[str, dict[str, int]]:
+    """Let a batch end where its offsets say, as its topic was made anew.
+
+    Returns:
+        Where the next batch would have started, by topic and partition.
+    """
+    if (kept := _read_kept(held, number)) is None:
+        return {}
+    kept["ends"][line] = {}
+    _write_kept(held, number, kept)
+    starts: dict[str, dict[str, int]] = kept["starts"][line]
+    return starts
+
+
+def _keep(held: Files, number: int, line: int, topic: str, partition: int, offset: int) -> None:
+    """Note where a batch really ended, before its offsets are changed."""
+    name = f"offsets/{number}"
+    text = held.read(name)
+    sizes = held.sizes()
+    if f"{RECREATED}/{number}" not in sizes:
+        held.write(f"{RECREATED}/{number}", text)
+    count = len(text.decode().splitlines()) - 2
+    kept = _read_kept(held, number) or {
+        "ends": [{} for _ in range(count)],
+        "starts": [{} for _ in range(count)],
+    }
+    ends = kept["ends"][line].setdefault(topic, {})
+    if str(partition) not in ends:
+        ends[str(partition)] = _read_offset(held, name, line, topic, partition)
+    kept["starts"][line].setdefault(topic, {})[str(partition)] = offset
+    _write_kept(held, number, kept)
+    for each in sizes:
+        folder, _, forgotten = each.partition("/")
+        if folder in (UNREADABLE, RECREATED) and f"offsets/{forgotten}" not in sizes:
+            held.remove(each)
+
+
+def _read_kept(held: Files, number: int) -> dict[str, Any] | None:
+    try:
+        found: dict[str, Any] = json.loads(held.read(f"{UNREADABLE}/{number}"))
+    except FileNotFoundError:
+        return None
+    return found
+
+
+def _write_kept(held: Files, number: int, kept: Mapping[str, Any]) -> None:
+    held.write(f"{UNREADABLE}/{number}", json.dumps(kept).encode())
+
+
+def _read_offset(held: Files, name: str, line: int, topic: str, partition: int) -> int:
+    text = held.read(name).decode().splitlines()[2 + line]
+    found = json.loads(text)[topic] if text.startswith("{") else {}
+    return int(found.get(str(partition), 0))
+
+
+def _write_offset(
+    held: Files, name: str, line: int, topic: str, partition: int, offset: int
+) -> None:
+    """Change one offset of a source. Its line must have the topic."""
+    lines = held.read(name).decode().splitlines()
+    lines[2 + line] = _replace_offset(lines[2 + line], topic, partition, offset)
+    held.write(name, "\n".join(lines).encode())
+
+
+def _write_initial(held: Files, directory: int, topic: str, partition: int, offset: int) -> None:
+    name = f"sources/{directory}/0"
+    try:
+        text = held.read(name).decode()
+    except FileNotFoundError:
+        what = f"{held.where} has no {name}, where its first batch starts"
+        raise PipelineError(f"{what}; start anew with --fresh") from None
+    begin = text.index("{")
+    edited = _replace_offset(text[begin:], topic, partition, offset)
+    held.write(name, f"{text[:begin]}{edited}".encode())
+
+
+def _replace_offset(text: str, topic: str, partition: int, offset: int) -> str:
+    topics = json.loads(text)
+    topics[topic][str(partition)] = offset
+    return json.dumps(topics, separators=(",", ":"))

@@ -1,0 +1,164 @@
+"""What a job's start does about a record that its last run could not read."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from confluent_kafka import KafkaException
+
+from gateway.config import Kafka
+from gateway.config.pipeline import Input
+from gateway.errors import PipelineError
+from gateway.telemetry import catalog
+
+from .. import counts, topics
+from ..connect import client
+from ..failures import Unreadable, of_kafka
+from .letters import DeadLetters, Origin
+from .log import Record, find_next, read_run
+from .offsets import Range, Unfinished
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 5.0  # how long to look for more records of the kind, between two starts
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An input of a job, as records are passed over in it.
+
+    Attributes:
+        input: Its settings.
+        kafka: Its cluster.
+        letters: Where its dead letters go; None where it has none.
+    """
+
+    input: Input
+    kafka: Kafka
+    letters: DeadLetters | None
+
+
+def pass_over(
+    job: str, sources: Mapping[str, Source], unfinished: Unfinished | None, found: Unreadable
+) -> None:
+    """Edit a checkpoint so that its query gets past a record, before the query is begun again.
+
+    The batch with it is cut to end before the record. If it starts with the record it is moved
+    behind it, and behind those of its kind that follow at once, of which the dead letters are sent
+    first. So a record in the middle of a batch takes two starts. Records that the batch would meet
+    next, in whatever partition, are looked for, and need no start of their own.
+
+    Args:
+        job: The job's name.
+        sources: By the names of the inputs.
+        unfinished: The batch that failed; None where the checkpoint has none.
+        found: The record that it failed by.
+
+    Raises:
+        PipelineError: The record cannot be passed over, as it is none of the batch, or must not.
+    """
+    if unfinished is None:
+        raise PipelineError(found.reason)
+    passing = _Passing(job, sources, unfinished)
+    passing.pass_found(found)
+    passing.look_ahead()
+
+
+@dataclass(frozen=True, slots=True)
+class _Passing:
+    """One edit of a checkpoint: see `pass_over`.
+
+    Attributes:
+        told: Up to which offset records were told, by input, topic and partition. A table that a
+            query reads twice has two ranges, and its records are told once.
+    """
+
+    job: str
+    sources: Mapping[str, Source]
+    unfinished: Unfinished
+    told: dict[tuple[str, str, int], int] = field(default_factory=dict)
+
+    def pass_found(self, found: Unreadable) -> None:
+        """Pass over the record that the query ended by."""
+        known = self.unfinished.ranges(found.topic, found.partition)
+        ranges = [each for each in known if each.start <= found.offset < each.end]
+        if not ranges:
+            raise PipelineError(found.reason)
+        # Two clusters may have topics of one name: the record is only in one of them.
+        passed = [self._pass(each, found.offset, found.reason) for each in ranges]
+        if all(each is None for each in passed):
+            what = "job %s begins again: offset %d of %s is gone"
+            log.info(what, self.job, found.offset, found.topic)
+
+    def look_ahead(self) -> None:
+        """Pass over what is near the start of any range of the batch, for as long as `LOOK_S`."""
+        deadline = time.monotonic() + LOOK_S
+        for range in self.unfinished.all_ranges():
+            source, start = self.sources[range.name], range.start
+            if source.input.on_invalid == "fail":
+                continue  # what is good before it is written first
+            while time.monotonic() < deadline:
+                offset = _find_next(source, range._replace(start=start))
+                if offset is None:
+                    break
+                following = self._pass(range._replace(start=start), offset)
+                if following is None or offset > start:
+                    break
+                start = following
+
+    def _pass(self, range: Range, offset: int, reason: str = "") -> int | None:
+        """Pass over a record of a range, whose reason is why the job ends where it must.
+
+        Returns:
+            Where the batch goes on, or ends; None where the range has no such record.
+        """
+        source, place = self.sources[range.name], (range.topic, range.partition)
+        following = offset
+        try:
+            for chunk in read_run(client(source.kafka), *place, offset):
+                if source.input.on_invalid == "fail":
+                    raise PipelineError(reason)
+                if range.start < offset:
+                    self.unfinished.cut(range.line, *place, offset)
+                    return offset
+                following = chunk[-1].offset + 1
+                if self.told.get((range.name, *place), 0) < following:
+                    self._tell(range, chunk)
+                    self.told[range.name, *place] = following
+        except KafkaException as error:
+            raise of_kafka(f"{range.topic} cannot be read", error) from error
+        if following == offset:
+            return None
+        self.unfinished.move(range.line, *place, following)
+        return following
+
+    def _tell(self, range: Range, records: Sequence[Record]) -> None:
+        """Tell records as invalid: by dead letters, a counter and a line of the log."""
+        source = self.sources[range.name]
+        if source.input.value.model != "string":  # a tombstone is no event, and never told
+            records = [each for each in records if each.value is not None]
+        if not records:
+            return
+        if source.letters is not None:
+            topic = topics.describe(client(source.kafka), range.topic)
+            source.letters.send(Origin(range.name, topic, range.partition), records)
+        counts.add(catalog.PIPELINE_UNREADABLE, len(records), self.job, range.topic)
+        first, last = records[0], records[-1]
+        log.warning(
+            "job %s passes over %d records of %s, partition %d, offsets %d to %d, as Spark cannot "
+            "read their timestamps, such as %d; let the topic's message.timestamp.after.max.ms and "
+            ".before.max.ms refuse them",
+            *(self.job, len(records), range.topic, range.partition),
+            *(first.offset, last.offset, first.timestamp),
+        )
+
+
+def _find_next(source: Source, range: Range) -> int | None:
+    try:
+        place = range.topic, range.partition
+        return find_next(client(source.kafka), *place, range.start, range.end)
+    except KafkaException as error:
+        raise of_kafka(f"{range.topic} cannot be read", error) from error

@@ -1,0 +1,92 @@
+"""Checkpoints in the place of a job's own, with Spark and Kafka: refused, with nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from support.brokers import Broker
+from support.letters import committed
+
+from gateway.config import loads
+from gateway.config.pipelines import Pipelines
+from gateway.errors import CheckpointRefused
+from gateway.pipeline import query
+from gateway.pipeline.exactly_once.ledger import topic_of
+from gateway.pipeline.place import ready
+
+
+@pytest.mark.needs("java17")
+def test_a_checkpoint_from_before_a_fresh_start_or_of_another_job_writes_nothing(
+    kafka: Broker, spark: Any, tmp_path: Path
+):
+    """The earlier checkpoint went on beside the ledger of the later one: its rows came twice."""
+    clicks, to = kafka.topic(), kafka.topic(2)
+
+    def run(name: str, *, fresh: bool = False) -> None:
+        _run(spark, tmp_path, kafka, _job(name, clicks, to), fresh=fresh)
+
+    try:
+        _produce(kafka, clicks, range(10))
+        run("a")
+        run("b")
+        earlier, other = tmp_path / "earlier", tmp_path / "other"
+        shutil.copytree(tmp_path / "a" / "v1", earlier)
+        shutil.copytree(tmp_path / "b" / "v1", other)
+        _produce(kafka, clicks, range(10, 20))
+        run("a", fresh=True)
+        written = Counter({n: 3 if n < 10 else 1 for n in range(20)})
+        assert _rows(kafka, to) == written
+        _produce(kafka, clicks, range(20, 30))
+        own = tmp_path / "a" / "v2"
+        own.rename(tmp_path / "own")
+        for copy in (earlier, other):
+            shutil.copytree(copy, own)
+            with pytest.raises(CheckpointRefused if copy is other else Exception) as caught:
+                run("a")
+            said = "is of job b" if copy is other else "has written the job's rows since"
+            assert said in str(caught.value)
+            assert "start" in str(caught.value) and "--fresh" in str(caught.value)
+            assert _rows(kafka, to) == written
+            shutil.rmtree(own)
+        (tmp_path / "own").rename(own)
+        run("a")
+        assert _rows(kafka, to) == written + Counter(range(20, 30))
+    finally:
+        kafka.admin.delete_topic(topic_of(to))
+
+
+def _job(name: str, clicks: str, to: str) -> dict[str, Any]:
+    return {
+        **{"name": name, "type": "query", "trigger": "available-now"},
+        "tables": {"t": {"topic": clicks, "value": {"fields": {"n": "bigint"}}}},
+        "sql": "SELECT n, CAST(n AS STRING) AS k FROM t",
+        "to": {"topic": to, "key": ["k"], "writers": 2},
+    }
+
+
+def _run(
+    spark: Any, root: Path, kafka: Broker, settings: dict[str, Any], *, fresh: bool = False
+) -> None:
+    pipelines = {"checkpoints": str(root), "jobs": [settings]}
+    loaded = loads(json.dumps({"kafka": {"servers": [kafka.servers]}, "pipelines": pipelines}))
+    assert isinstance(loaded.pipelines, Pipelines)
+    job = loaded.pipelines.jobs[0]
+    place = ready(str(root), job, spark, fresh=fresh)
+    assert query.start(spark.newSession(), job, loaded, place).awaitTermination(120)
+
+
+def _produce(kafka: Broker, topic: str, numbers: range) -> None:
+    producer = Producer({"bootstrap.servers": kafka.servers})
+    for n in numbers:
+        producer.produce(topic, json.dumps({"n": n}))
+    assert producer.flush(30) == 0
+
+
+def _rows(kafka: Broker, topic: str) -> Counter[int]:
+    return Counter(json.loads(each.value())["n"] for each in committed(kafka, topic, 2))
