@@ -90,7 +90,8 @@ groups: $(READY) ## random histories of a reactive group in virtual time; HISTOR
 
 reactive: setup ## the reactive consumer with its back end away; SECONDS=300 RECORDS=20000 for more
 	GATEWAY_REACTIVE_AWAY=$(or $(SECONDS),10) GATEWAY_REACTIVE_RECORDS=$(or $(RECORDS),10000) \
-	  $(BIN)/python -m pytest tests/e2e/test_sidecar_reactive.py -q -s --timeout 0 $(ARGS)
+	  GATEWAY_REACTIVE_FAULTS=$(or $(SECONDS),300) \
+	  $(BIN)/python -m pytest tests/e2e/test_sidecar_reactive.py tests/e2e/test_sidecar_faults.py -q -s --timeout 0 $(ARGS)
 
 kills: setup ## a job whose process tree is killed; RECORDS=200000 KILLS=5 JOB=query|sessions|aggregate|join|enrich
 	GATEWAY_KILLS=$(or $(KILLS),5) GATEWAY_KILLS_RECORDS=$(or $(RECORDS),200000) \
