@@ -12,14 +12,14 @@ from functools import partial
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from gateway.core.channel import Channel
-from gateway.core.log import Log
-from gateway.core.record import Entry, Ready, Record, TopicPartition
-from gateway.core.subscription import Subscription
-from gateway.core.tail import Tail
+from gateway.core.channel.channel import Channel
+from gateway.core.client.subscription import Subscription
+from gateway.core.log.partition_log import Log
+from gateway.core.log.record import Entry, Ready, Record, TopicPartition
+from gateway.core.log.tail import Tail
 from gateway.formats import format_for
-from gateway.hub.encoder import SseEncoder
-from gateway.kafka.batches import decode
+from gateway.hub.wires.sse import SseEncoder
+from gateway.kafka.fetch.batches import decode
 
 from .figure import Figure, median
 from .kafka import Kafka

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import confluent_kafka
 from support.until import until
 
-from gateway.core.record import TopicPartition
-from gateway.core.token import TokenWriter, TopicPlaces, digest, seal
+from gateway.core.log.record import TopicPartition
+from gateway.core.token.resume_token import TokenWriter, TopicPlaces, digest, seal
 from gateway.wire.websocket import frame
 
 from .records import value

@@ -16,13 +16,13 @@ from itertools import pairwise
 
 from support.until import until
 
-from gateway.core.record import TopicPartition
-from gateway.kafka.cluster import Cluster, ClusterSettings
-from gateway.kafka.codec import Reader, Writer
-from gateway.kafka.connections import Role
-from gateway.kafka.consumer import GroupConsumer
-from gateway.kafka.messages import Request, Versions
-from gateway.kafka.protocols import Name
+from gateway.core.log.record import TopicPartition
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.kafka.client.connections import Role
+from gateway.kafka.group.consumer import GroupConsumer
+from gateway.kafka.group.protocols import Name
+from gateway.kafka.protocol.codec import Reader, Writer
+from gateway.kafka.protocol.requests import Request, Versions
 
 from .figure import Figure
 from .kafka import Kafka

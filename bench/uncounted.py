@@ -9,8 +9,8 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
-from gateway.core.ride import Ride
-from gateway.hub.pump import Fan
+from gateway.core.client.shared_cursor import Ride
+from gateway.hub.fanout.broadcaster import Fan
 from gateway.telemetry.tallies import Requests
 from gateway.telemetry.traffic import Traffic
 

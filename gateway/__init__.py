@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     )
     from .kafka.embedded import EmbeddedKafka
     from .web.access import Access, Grant, Granted
-    from .web.app import Application, create_app
+    from .web.app.app import Application, create_app
 
 __version__ = "0.1.0"
 
@@ -66,7 +66,7 @@ _ROOMS = {
     "TokenError TokenForeign TokenTooOld UnknownTopic",
     "kafka.embedded": "EmbeddedKafka",
     "web.access": "Access Grant Granted",
-    "web.app": "Application create_app",
+    "web.app.app": "Application create_app",
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names.split()}
 

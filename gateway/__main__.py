@@ -1,5 +1,5 @@
 """`python -m gateway`: the console script, where that is not on the path."""
 
-from gateway.cli import main
+from .cli import main
 
 main()

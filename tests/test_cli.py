@@ -165,14 +165,14 @@ def test_wrong_usage_is_exit_code_2(arguments):
 )  # fmt: skip
 def test_what_a_room_raises_is_told_without_a_traceback(room, config, error, code, said):
     room("gateway.config", load=failing(error))
-    room("gateway.web.server", serve=Calls())
+    room("gateway.web.app.server", serve=Calls())
     result = gateway_with("run", "-c", str(config))
     assert (result.exit_code, result.stdout, result.stderr) == (code, "", said)
 
 
 def test_debug_shows_where_an_error_comes_from(room, config):
     room("gateway.config", load=failing(GatewayError("no")))
-    room("gateway.web.server", serve=Calls())
+    room("gateway.web.app.server", serve=Calls())
     result = gateway_with("--debug", "run", "-c", str(config))
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
@@ -182,7 +182,7 @@ def test_debug_shows_where_an_error_comes_from(room, config):
 def test_run_serves_what_was_loaded(room, config):
     serve = Calls()
     room("gateway.config", load=lambda path, **_: ("settings of", path))
-    room("gateway.web.server", serve=serve)
+    room("gateway.web.app.server", serve=serve)
     result = gateway_with("run", "-c", str(config), "--debug", "kafka", "--debug", "hub")
     assert result.exit_code == 0
     ((settings,), options), = serve  # fmt: skip
@@ -201,7 +201,7 @@ def test_run_takes_the_number_of_workers_and_gives_back_their_status(
         served.append(settings.listen.workers)
         return status
 
-    room("gateway.web.server", serve=serve)
+    room("gateway.web.app.server", serve=serve)
     result = gateway_with("run", "-c", str(config), *arguments)
     assert (result.exit_code, served) == (status, [3 if arguments else 2])
 
@@ -224,7 +224,7 @@ def test_an_option_that_does_not_fit_the_file_is_refused_as_if_it_stood_there(
 ):
     config.write_text(f"kafka: {{servers: [a:9092]}}\n{sections}\n")
     command, *options = arguments
-    room("gateway.web.server", serve=lambda settings, **_: 0)
+    room("gateway.web.app.server", serve=lambda settings, **_: 0)
     assert gateway_with(command, "-c", str(config)).exit_code == 0
     result = gateway_with(command, "-c", str(config), *options)
     assert (result.exit_code, said in result.output) == (78, True), result.output
@@ -376,8 +376,8 @@ def test_produce_takes_servers_and_security_from_a_configuration(room, config):
         raise GatewayError(f"{options['servers']} {options['credentials']}")
 
     room("gateway.config", load=lambda path: Settings)
-    room("gateway.kafka.security", credentials=lambda security: lambda: {"by": security})
-    room("gateway.kafka.produce", produce_lines=produce_lines)
+    room("gateway.kafka.client.security", credentials=lambda security: lambda: {"by": security})
+    room("gateway.kafka.produce.line_producer", produce_lines=produce_lines)
     result = gateway_with("produce", "t", "-c", str(config))
     assert result.stderr == "gateway: ('broker:9093',) {'by': 'tls'}\n"
     Kafka.servers = "embedded"

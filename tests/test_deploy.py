@@ -23,9 +23,9 @@ from websockets.asyncio.client import connect
 
 from gateway.cli import CONFIG
 from gateway.config import Listen
-from gateway.core.token import TokenWriter, TopicPlaces, decode, seal
+from gateway.core.token.resume_token import TokenWriter, TopicPlaces, decode, seal
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web import workers
+from gateway.web.workers import supervisor as workers
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 EVENTS = {"Accept": "text/event-stream", "Connection": "close"}

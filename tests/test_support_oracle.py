@@ -23,7 +23,7 @@ from support.oracle import (
 )
 from support.until import PATIENCE
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 HOLES = {4, 5, 9}

@@ -20,7 +20,7 @@ from support.oracle import Oracle, Received
 from support.proxy import Api, KafkaProxy, Request, TcpProxy
 from support.until import PATIENCE, until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 
 @asynccontextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from gateway.core.position import NO_EPOCH
-from gateway.core.token import TokenWriter, TopicPlaces, digest, seal
+from gateway.core.log.position import NO_EPOCH
+from gateway.core.token.resume_token import TokenWriter, TopicPlaces, digest, seal
 
 from .attack import Attack, Counts, Target
 from .lines import Line, drain, follow, opened

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 import uvloop
 from support.until import until
 
-from gateway.core.record import TopicPartition
-from gateway.kafka.cluster import Cluster, ClusterSettings
-from gateway.kafka.consumer import GroupConsumer
-from gateway.kafka.letters import Item
-from gateway.kafka.partitioner import partition_of
-from gateway.kafka.producer import Producer
-from gateway.sidecar.ids import Ids
+from gateway.core.log.record import TopicPartition
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.kafka.group.consumer import GroupConsumer
+from gateway.kafka.produce.partitioner import partition_of
+from gateway.kafka.produce.pending_records import Item
+from gateway.kafka.produce.producer import Producer
+from gateway.sidecar.http.ids import Ids
 
 from .. import orders
 

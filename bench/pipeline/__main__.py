@@ -79,8 +79,8 @@ def _measured(name: str, small: bool, limit: int) -> list[Figure]:
 
 
 def _versions() -> dict[str, str]:
-    from gateway.pipeline import java
-    from gateway.pipeline.versions import SPARK
+    from gateway.pipeline.spark import java
+    from gateway.pipeline.spark.versions import SPARK
 
     return {"spark": SPARK, "java": java.found().banner.splitlines()[0]}
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from gateway.config.pipeline import Spark
-from gateway.pipeline.session import session
+from gateway.config.sections.pipeline import Spark
+from gateway.pipeline.spark.session import session
 
 from .telling import tell
 

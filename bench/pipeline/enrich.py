@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 from support.redis import RedisServer, running
 
-from gateway.config.pipelines import Enrich
+from gateway.config.sections.pipelines import Enrich
 from gateway.pipeline.jobs import enrich as job
-from gateway.pipeline.session import of_checkpoints, of_job
+from gateway.pipeline.spark.session import of_checkpoints, of_job
 from gateway.pipeline.state import profiles
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.cache import Stats

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import Producer
 
 from gateway.config import Kafka
-from gateway.config.pipeline import Fields, Input, Output, Spark
-from gateway.pipeline import connect, output, source
-from gateway.pipeline.checkpoint import Checkpoint
+from gateway.config.sections.pipeline import Fields, Input, Output, Spark
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import Writer
-from gateway.pipeline.session import session
+from gateway.pipeline.inputs import source
+from gateway.pipeline.run import output
+from gateway.pipeline.spark import connect
+from gateway.pipeline.spark.session import session
 
 from ..figure import Figure, median, times
 from ..kafka import RealKafka, real_kafka

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 from support.joins import Row, Rule, joined
 
-from gateway.config.pipelines import Join
+from gateway.config.sections.pipelines import Join
 from gateway.pipeline.jobs import join
-from gateway.pipeline.session import of_checkpoints, of_job
+from gateway.pipeline.progress.tasks import Tasks
 from gateway.pipeline.skew import hot_keys
+from gateway.pipeline.spark.session import of_checkpoints, of_job
 from gateway.pipeline.state import profiles
-from gateway.pipeline.tasks import Tasks
 
 from ..figure import Figure, median
 from . import engine

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from gateway.config import Settings
-from gateway.pipeline import place, query, session
+from gateway.pipeline.checkpoint import place
+from gateway.pipeline.run import query
+from gateway.pipeline.spark import session
 from gateway.pipeline.state import profiles
 
 from ..figure import Figure, median, times

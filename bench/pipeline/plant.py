@@ -19,10 +19,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from gateway.config.pipelines import Pipelines
+from gateway.config.sections.pipelines import Pipelines
 from gateway.kafka.local import LocalKafka
-from gateway.pipeline.listener import telling
-from gateway.pipeline.progress import place
+from gateway.pipeline.progress.listener import telling
+from gateway.pipeline.progress.progress import place
 
 RUNS = Path(__file__).parents[2] / "tests" / "pipeline" / "doctor" / "runs"
 STORE = "spark.sql.streaming.stateStore."
@@ -309,8 +309,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=PLANTS, help="may be repeated")
     parser.add_argument("--keep", type=Path, default=RUNS, help="where to")
     asked = parser.parse_args()
-    from gateway.config.pipeline import Spark
-    from gateway.pipeline.session import session
+    from gateway.config.sections.pipeline import Spark
+    from gateway.pipeline.spark.session import session
 
     spark = session(Spark(master="local[2]"), "plants")
     asked.keep.mkdir(parents=True, exist_ok=True)

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.config.pipeline import Spark, State
-from gateway.pipeline import alerts
-from gateway.pipeline.session import of_checkpoints, of_job, session
+from gateway.config.sections.pipeline import Spark, State
+from gateway.pipeline.progress import alerts
+from gateway.pipeline.spark.session import of_checkpoints, of_job, session
 from gateway.pipeline.state import damage, layout, read, rescale
 from gateway.pipeline.state.files import Local
 from gateway.pipeline.state.profiles import conf

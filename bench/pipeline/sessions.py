@@ -21,9 +21,9 @@ import orjson
 from support.sessions import Event, sessions
 from support.streamed import Streamed
 
-from gateway.config.pipelines import Sessions
+from gateway.config.sections.pipelines import Sessions
 from gateway.pipeline.jobs import sessions as job
-from gateway.pipeline.session import of_checkpoints, of_job
+from gateway.pipeline.spark.session import of_checkpoints, of_job
 from gateway.pipeline.state import profiles
 
 from ..figure import Figure, times

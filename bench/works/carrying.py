@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import confluent_kafka
 
-from gateway.sidecar.ids import Ids
+from gateway.sidecar.http.ids import Ids
 
 from .. import orders
 from ..kafka import Kafka

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypeAlias
 
-from ..config.filters import fields_of, filters_of
-from ..core import token as tokens
-from ..hub.resume import Start
-from ..hub.view import View
+from gateway.config.types.filters import fields_of, filters_of
+from gateway.core.token import resume_token as tokens
+from gateway.hub.fanout.view import View
+from gateway.hub.reads.resume import Start
 
 From: TypeAlias = Literal["live", "earliest"] | datetime | timedelta
 Until: TypeAlias = Literal["latest"] | datetime | int

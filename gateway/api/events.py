@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from ..core.token import seal
+from gateway.core.token.resume_token import seal
 
 __all__ = ["Begin", "End", "Event", "Fault", "Gap", "Position", "Ready", "Record"]
 

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from pydantic import ValidationError
 
-from ..config import Settings, load
-from ..config.expression import nearest
-from ..config.problems import dotted
-from ..errors import ConfigError, GatewayError
-from ..hub.hub import Hub
-from ..hub.hubs import Hubs, TopicOf
-from ..hub.writer import Produced, Writer
-from ..kafka.cluster import Cluster, ClusterSettings
+from gateway.config import Settings, load
+from gateway.config.source.expression import nearest
+from gateway.config.source.problems import dotted
+from gateway.errors import ConfigError, GatewayError
+from gateway.hub.fanout.hub import Hub
+from gateway.hub.fanout.hubs import Hubs, TopicOf
+from gateway.hub.writes.writer import Produced, Writer
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
+
 from .asked import From, Until, start_of, view_of
 from .events import Gap
 from .stream import NOT_RUNNING, Stream
 
 if TYPE_CHECKING:
-    from ..telemetry.traces import Tracing
+    from gateway.telemetry.traces import Tracing
 
 __all__ = ["Gateway", "Produced"]
 
@@ -198,8 +199,8 @@ def _tracing(settings: Settings) -> Tracing | None:
     traces, headers = settings.telemetry.traces, settings.telemetry.headers
     if traces.otlp is None:
         return None
-    from ..telemetry.otlp import resource
-    from ..telemetry.traces import Tracing
+    from gateway.telemetry.otlp import resource
+    from gateway.telemetry.traces import Tracing
 
     return Tracing(
         traces.otlp,

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self
 
-from ..core.slow import SlowClient
-from ..errors import GatewayError, StreamEnded
-from ..hub.client import Client
-from ..hub.hub import Hub
-from ..hub.resume import Start
-from ..hub.view import View
+from gateway.core.client.slow_client import SlowClient
+from gateway.errors import GatewayError, StreamEnded
+from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.hub import Hub
+from gateway.hub.fanout.view import View
+from gateway.hub.reads.resume import Start
+
 from .events import End, Event, Fault, Gap, Mark, Record
 from .wire import ObjectEncoder, Objects
 

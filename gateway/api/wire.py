@@ -15,15 +15,16 @@ from typing import Any
 
 import orjson
 
-from ..core import channel
-from ..core.counted import Sum
-from ..core.record import News, TopicPartition
-from ..core.record import Record as Entered
-from ..formats import Format
-from ..formats.event import Payload
-from ..formats.invalid import Invalid, invalid
-from ..formats.projection import projected
-from ..hub.control_events import tell
+from gateway.core.channel import channel
+from gateway.core.channel.byte_counts import Sum
+from gateway.core.log.record import News, TopicPartition
+from gateway.core.log.record import Record as Entered
+from gateway.formats import Format
+from gateway.formats.event import Payload
+from gateway.formats.invalid import Invalid, invalid
+from gateway.formats.projection import projected
+from gateway.hub.wires.control_events import tell
+
 from .events import Begin, End, Event, Fault, Gap, Headers, Mark, Position, Ready, Record
 
 # Kind, partition, offset, timestamp, lengths of key and value (-1: none), number of headers.

@@ -1,5 +1,8 @@
-"""The command line: each command imports its room when it is called, and calls one function
-there."""
+"""The command line.
+
+Each command has a module that parses its options, imports what it needs when it is called, and
+calls one function there. Start with `commands`.
+"""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _try(file: Path, settings: Settings, *, as_json: bool) -> None:
 
 def _line(finding: Finding) -> str:
     """What brokers and others say may hold anything."""
-    from .tail.screen import colours_for, paint, safe
+    from gateway.cli.tail.screen import colours_for, paint, safe
 
     state = paint(f"{finding.state:<8}", _TONES[finding.state], colours_for(sys.stdout))
     return f"{state} {safe(finding.subject)}: {safe(finding.detail)}"

@@ -15,7 +15,7 @@ from .commands import INTERRUPTED
 from .options import LOCAL, Config, Servers, kafka_of, listed
 
 if TYPE_CHECKING:
-    from gateway.kafka.produce import Produced
+    from gateway.kafka.produce.line_producer import Produced
 
 
 def produce(
@@ -64,8 +64,8 @@ def produce(
     echo 'alice:hello' | gateway produce greetings --key-separator :
     echo 'alice:' | gateway produce greetings --key-separator : --null-empty   # delete alice
     """
-    from gateway.kafka.lines import Lines
-    from gateway.kafka.produce import produce_lines
+    from gateway.kafka.produce.line_producer import produce_lines
+    from gateway.kafka.produce.lines import Lines
 
     if key is not None and key_separator is not None:
         raise typer.BadParameter("give either --key or --key-separator")
@@ -96,7 +96,7 @@ def _header(text: str) -> tuple[str, bytes]:
 def _connection(servers: str, config: Path | None, topic: str) -> dict[str, Any]:
     if config is None:
         return {"servers": listed(servers)}
-    from gateway.kafka.security import credentials
+    from gateway.kafka.client.security import credentials
 
     kafka = kafka_of(config, [topic])
     return {"servers": kafka.servers, "credentials": credentials(kafka.security)()}

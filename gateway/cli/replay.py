@@ -128,7 +128,7 @@ def cancel(id: Id, url: Url = LOCAL, token: Token = None) -> None:
 
 
 def _awaited(url: str, token: str | None, told: Mapping[str, Any]) -> None:
-    from .dlq.shown import progress
+    from gateway.cli.dlq.shown import progress
 
     with progress(100) as advance:
         done = 0

@@ -48,7 +48,7 @@ def run(
     gateway run -c gateway.yaml --pid-file /run/gateway.pid     # for `gateway reload`
     """
     from gateway.config import load
-    from gateway.web.server import serve
+    from gateway.web.app.server import serve
 
     from . import beside
 

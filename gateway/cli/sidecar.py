@@ -46,7 +46,7 @@ def sidecar(
     gateway sidecar -c gateway.yaml --host 0.0.0.0 --port 8443    # with sidecar.guarded
     """
     from gateway.config import load
-    from gateway.web.server import serve
+    from gateway.web.app.server import serve
 
     from .beside import sidecar_alone
 

@@ -14,31 +14,32 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ..errors import ConfigError
-from . import problems, source
-from .admin import Admin
-from .catalog import SchemaRegistry
-from .condition import Condition, Filter
-from .credentials import Credentials
-from .dump import dump
-from .filters import fields_of, filters_of, filters_of_all
-from .guard import X509, Forward, Guard, Http, Inline, User
-from .jwk import Jwk
-from .jwt import Jwks, Jwt
-from .kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
-from .listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
-from .path import PathPattern
-from .pipelines import Pipelines
-from .route import Route, When, With
-from .schema import schema
-from .security import Sasl, Security, Tls
-from .settings import Settings
-from .telemetry import Influx, Logs, Metrics, Telemetry, Traces
-from .template import Template
-from .tokens import Tokens
-from .units import Rate
-from .values import Values
-from .values import read as read_values
+from gateway.config.sections.admin import Admin
+from gateway.config.sections.catalog import SchemaRegistry
+from gateway.config.sections.credentials import Credentials
+from gateway.config.sections.guard import X509, Forward, Guard, Http, Inline, User
+from gateway.config.sections.jwk import Jwk
+from gateway.config.sections.jwt import Jwks, Jwt
+from gateway.config.sections.kafka import Cache, Kafka, Model, Reconnect, Topic, Transform
+from gateway.config.sections.listen import AccessControl, Allow, Expose, Limits, Listen, ListenTls
+from gateway.config.sections.pipelines import Pipelines
+from gateway.config.sections.route import Route, When, With
+from gateway.config.sections.schema import schema
+from gateway.config.sections.security import Sasl, Security, Tls
+from gateway.config.sections.settings import Settings
+from gateway.config.sections.telemetry import Influx, Logs, Metrics, Telemetry, Traces
+from gateway.config.sections.tokens import Tokens
+from gateway.config.source import problems
+from gateway.config.source import yaml_source as source
+from gateway.config.source.dump import dump
+from gateway.config.source.template import Template
+from gateway.config.source.values import Values
+from gateway.config.source.values import read as read_values
+from gateway.config.types.condition import Condition, Filter
+from gateway.config.types.filters import fields_of, filters_of, filters_of_all
+from gateway.config.types.path import PathPattern
+from gateway.config.types.units import Rate
+from gateway.errors import ConfigError
 
 __all__ = [
     "X509",

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import orjson
 
-from ..config import SchemaRegistry
-from ..config.trust import client_context
-from ..errors import RegistryUnavailable
+from gateway.config import SchemaRegistry
+from gateway.config.types.trust import client_context
+from gateway.errors import RegistryUnavailable
 
 log = logging.getLogger(__name__)
 

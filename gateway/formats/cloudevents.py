@@ -19,7 +19,8 @@ from typing import Any
 
 import orjson
 
-from ..core.record import Record
+from gateway.core.log.record import Record
+
 from .event import Payload, delete, text_of
 
 TYPE = "org.apache.kafka.record"

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
 from typing import Any, Protocol
 
-from ..config import SchemaRegistry
-from ..errors import FormatError
+from gateway.config import SchemaRegistry
+from gateway.errors import FormatError
+
 from .named import LATEST, Encoded, Format, Reference, SchemaRef, subject_of
 from .plain import plain_bytes, plain_value
 from .registry import Registry, Schema
@@ -195,7 +196,7 @@ def compile_schema(schema: Schema) -> Compiled:
 
 
 def _avro(text: str, used: Mapping[str, str]) -> Compiled:
-    from .avro import Avro  # 40 ms, as below: only who uses it pays
+    from gateway.formats.avro.codec import Avro  # 40 ms, as below: only who uses it pays
 
     return Avro(text, used)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import orjson
 
-from ..core.exact import reread
+from gateway.core.channel.exact_json import reread
+
 from .named import Format
 
 WRITTEN = frozenset({Format.JSON, Format.JSONSCHEMA})

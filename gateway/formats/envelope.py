@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import orjson
 
-from ..core.record import Record
+from gateway.core.log.record import Record
+
 from .event import DELETE, Payload, json_of
 
 

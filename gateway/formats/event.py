@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 
 import orjson
 
-from ..core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 
 Payload: TypeAlias = tuple[str | None, bytes]
 Format: TypeAlias = Callable[[Record], Payload]

@@ -11,7 +11,8 @@ from base64 import b64encode
 
 import orjson
 
-from ..core.record import Record
+from gateway.core.log.record import Record
+
 from .event import Format, Payload
 
 CODE = "value-invalid"

@@ -14,7 +14,8 @@ from urllib.parse import urljoin
 import jsonschema_rs
 import orjson
 
-from ..errors import FormatError
+from gateway.errors import FormatError
+
 from .digits import Exact
 from .misfit import pointer
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from ..errors import FormatError
-from .avro_types import NOT_FINITE, finite
+from gateway.errors import FormatError
+from gateway.formats.avro.types import NOT_FINITE, finite
+
 from .codec import Codecs, Format
 from .plain import kind_of
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from ..config.expression import closest
-from ..errors import FormatError
+from gateway.config.source.expression import closest
+from gateway.errors import FormatError
 
 
 class Format(Enum):

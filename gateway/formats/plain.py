@@ -9,7 +9,8 @@ from typing import Any
 
 import orjson
 
-from ..errors import FormatError
+from gateway.errors import FormatError
+
 from .digits import Exact
 from .named import Format
 

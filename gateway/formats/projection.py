@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from ..core.exact import reread
-from ..core.filters import MISSING, child_of, path_of
-from ..core.record import Record
+from gateway.core.channel.exact_json import reread
+from gateway.core.channel.filters import MISSING, child_of, path_of
+from gateway.core.log.record import Record
+
 from .event import Format, Payload
 
 Tree: TypeAlias = Mapping[str, "Tree"]

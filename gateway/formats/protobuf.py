@@ -28,7 +28,8 @@ import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from google.protobuf.message import DecodeError, EncodeError, Message
 
-from ..errors import FormatError
+from gateway.errors import FormatError
+
 from .plain import kind_of
 
 _DEEPEST = 64  # a type in a type, as indexes tell it

@@ -14,10 +14,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from ..config import SchemaRegistry
-from ..config.expression import closest
-from ..errors import FormatError, RegistryUnavailable
-from ..telemetry.about import apart
+from gateway.config import SchemaRegistry
+from gateway.config.source.expression import closest
+from gateway.errors import FormatError, RegistryUnavailable
+from gateway.telemetry.about import apart
+
 from .asked import Asked, NotThere, Rejected
 from .named import Format, Reference
 

@@ -14,7 +14,8 @@ from base64 import b64encode
 
 import orjson
 
-from ..core.record import Record
+from gateway.core.log.record import Record
+
 from .event import Binary, Format, Payload, delete, text_of
 
 

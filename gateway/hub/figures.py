@@ -5,16 +5,16 @@ Costs by partitions and routes, never by clients: 1,000 partitions are 6 ms.
 
 from __future__ import annotations
 
-from ..core.reading import Reading, State
-from ..kafka.fetcher import Fetcher
-from ..kafka.producer import Producer
-from ..telemetry import catalog
-from ..telemetry.figures import Figures
-from ..telemetry.tallies import Requests
-from ..telemetry.traffic import Behind, Traffic
-from .feeds import STALE, Feeds
-from .hub import Hub
-from .hubs import Hubs
+from gateway.core.log.partition_reader import Reading, State
+from gateway.hub.fanout.hub import Hub
+from gateway.hub.fanout.hubs import Hubs
+from gateway.hub.reads.feeds import STALE, Feeds
+from gateway.kafka.fetch.fetcher import Fetcher
+from gateway.kafka.produce.producer import Producer
+from gateway.telemetry import catalog
+from gateway.telemetry.figures import Figures
+from gateway.telemetry.tallies import Requests
+from gateway.telemetry.traffic import Behind, Traffic
 
 LEADERLESS, RECOVERING = "leaderless", "recovering"
 

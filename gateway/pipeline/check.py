@@ -12,16 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.config import Settings, locator
-from gateway.config import pipelines as config
-from gateway.config.expression import nearest
-from gateway.config.pipeline import Input, Job
+from gateway.config.sections import pipelines as config
+from gateway.config.sections.pipeline import Input, Job
+from gateway.config.source.expression import nearest
 from gateway.errors import ConfigError, FormatError, PipelineError, RegistryUnavailable
+from gateway.pipeline.inputs import fields, schemas, types
+from gateway.pipeline.run.query import asked_beside, module_of, read
+from gateway.pipeline.spark import session
+from gateway.pipeline.spark.connect import cluster_of, spark_options
+from gateway.pipeline.state import profiles
 
-from . import fields, schemas, session, topics, types
-from .connect import cluster_of, spark_options
+from . import topics
 from .jobs import inputs, output
-from .query import asked_beside, module_of, read
-from .state import profiles
 
 Way = tuple[str | int, ...]
 Columns = Mapping[str, Mapping[str, str]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.config.pipeline import Job
-from gateway.config.pipelines import Load, Pipelines
-from gateway.config.units import show_duration
+from gateway.config.sections.pipeline import Job
+from gateway.config.sections.pipelines import Load, Pipelines
+from gateway.config.types.units import show_duration
+from gateway.pipeline.checkpoint import checkpoints
 
-from . import checkpoints
 from .jobs import inputs, output
 
 

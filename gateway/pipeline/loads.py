@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gateway.config.pipeline import Input, Job
-from gateway.config.pipelines import Aggregate, Join, Sessions
+from gateway.config.sections.pipeline import Input, Job
+from gateway.config.sections.pipelines import Aggregate, Join, Sessions
 
 from .jobs import inputs
 

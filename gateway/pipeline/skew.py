@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from gateway.config import Kafka
-from gateway.config.pipeline import Input, Job
-from gateway.config.pipelines import Aggregate, Enrich, Join, Sessions
-from gateway.core.record import TopicPartition
+from gateway.config.sections.pipeline import Input, Job
+from gateway.config.sections.pipelines import Aggregate, Enrich, Join, Sessions
+from gateway.core.log.record import TopicPartition
 from gateway.errors import PipelineError
+from gateway.pipeline.inputs.source import Catalogs, read_range
+from gateway.pipeline.jobs.join import key_text
+from gateway.pipeline.run.failures import causes, find_unreadable, of_kafka
+from gateway.pipeline.spark.connect import client, cluster_of
 
-from .connect import client, cluster_of
-from .failures import causes, find_unreadable, of_kafka
 from .jobs import inputs
-from .jobs.join import key_text
 from .loads import KeyLoad, PartitionLoad, advice
-from .source import Catalogs, read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from gateway.config import Kafka
 from gateway.errors import PipelineUnavailable
-
-from .connect import client, servers
-from .failures import of_kafka
+from gateway.pipeline.run.failures import of_kafka
+from gateway.pipeline.spark.connect import client, servers
 
 log = logging.getLogger(__name__)
 

@@ -24,16 +24,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..config.dump import dump
-from ..config.expression import nearest
-from ..config.guarded import is_loopback
-from ..telemetry import catalog, logs
-from ..telemetry.figures import Figures
-from .body import read
+from gateway.config.checks.guards import is_loopback
+from gateway.config.source.dump import dump
+from gateway.config.source.expression import nearest
+from gateway.sidecar.http.body import read
+from gateway.sidecar.http.status import Refusal, answer
+from gateway.telemetry import catalog, logs
+from gateway.telemetry.figures import Figures
+
 from .chaos import NAMES, Assaulted, ChaosMonkey
 from .context import Context
 from .groups import Groups
-from .status import Refusal, answer
 
 log = logging.getLogger(__name__)
 

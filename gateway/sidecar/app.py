@@ -23,25 +23,26 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as Asked
 
-from ..config import Settings
-from ..config.guarded import is_loopback
-from ..errors import ConfigError, GatewayError, RequestError
-from ..formats.codec import Codecs
-from ..kafka.cluster import Cluster
-from ..kafka.producer import Producer
-from ..telemetry import catalog
-from ..telemetry.figures import Figures
-from . import body, docs
+from gateway.config import Settings
+from gateway.config.checks.guards import is_loopback
+from gateway.errors import ConfigError, GatewayError, RequestError
+from gateway.formats.codec import Codecs
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.produce.producer import Producer
+from gateway.sidecar.http import body, docs
+from gateway.sidecar.http.counted import Counted, Requests
+from gateway.sidecar.http.ids import Identified, refused_ids
+from gateway.sidecar.http.scope import KNOWN, Scope, anyone
+from gateway.sidecar.http.spec import DIRECTORY, UNLIMITED, Spec
+from gateway.sidecar.http.status import HANDLERS, Refusal, response, status_of, told
+from gateway.sidecar.v2 import media
+from gateway.sidecar.v2.dialect import CONFLUENT
+from gateway.telemetry import catalog
+from gateway.telemetry.figures import Figures
+
 from .context import Context, Documents
-from .counted import Counted, Requests
-from .ids import Identified, refused_ids
-from .kept import kept
 from .part import Part
-from .scope import KNOWN, Scope, anyone
-from .spec import DIRECTORY, UNLIMITED, Spec
-from .status import HANDLERS, Refusal, response, status_of, told
-from .v2 import media
-from .v2.dialect import CONFLUENT
+from .supervise import kept
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +50,15 @@ NDJSON = b"application/x-ndjson"
 MOST = 1_000_000  # bytes of a body, where no option says more
 
 # Which parts a section brings: `module:class`, imported where it is there. A module's operations
-# are in `spec/MODULE.yaml`.
+# are in `http/spec/MODULE.yaml`.
 PARTS: Mapping[str, Sequence[str]] = {
     "audit": ["audit:Audits"],
     "producer": ["producer:Producers", "v2.produce:Writing"],
-    "consumer": ["consumers:Consumers", "stateless:Stateless", "v2.topics:Topics"],
+    "consumer": [
+        "consumer.consumers:Consumers",
+        "consumer.stateless:Stateless",
+        "v2.topics:Topics",
+    ],
     "reactive": ["reactive:Reactive"],
     "ksqldb": ["ksqldb:KsqlDb"],
     "dead_letter": ["deadletter:DeadLetterQueues"],

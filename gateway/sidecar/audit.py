@@ -24,19 +24,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ..core.record import TopicPartition
-from ..errors import BrokerUnavailable, KafkaError, UnknownTopic
-from ..kafka.messages import TopicAnswer
-from ..kafka.partitioner import partition_of
-from ..kafka.topics import make_topic
-from ..telemetry import catalog
-from ..telemetry.figures import Figures
-from .body import read
+from gateway.core.log.record import TopicPartition
+from gateway.errors import BrokerUnavailable, KafkaError, UnknownTopic
+from gateway.kafka.admin.topics import make_topic
+from gateway.kafka.produce.partitioner import partition_of
+from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.sidecar.http.body import read
+from gateway.sidecar.http.ids import current
+from gateway.sidecar.http.scope import WRITE
+from gateway.sidecar.http.spec import wrong
+from gateway.sidecar.http.status import Refusal, answer
+from gateway.telemetry import catalog
+from gateway.telemetry.figures import Figures
+
 from .context import Context
-from .ids import current
-from .scope import WRITE
-from .spec import wrong
-from .status import Refusal, answer
 
 log = logging.getLogger(__name__)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..config.expression import nearest
-from ..config.sidecar import DeadLetter, Group, Sidecar
-from .status import Refusal
+from gateway.config.sections.sidecar import DeadLetter, Group, Sidecar
+from gateway.config.source.expression import nearest
+from gateway.sidecar.http.status import Refusal
 
 
 def group_named(section: Sidecar, name: str | None) -> Group:

@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from .status import Refusal, response
+from gateway.sidecar.http.status import Refusal, response
 
 log = logging.getLogger(__name__)
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
-from ..config import Settings
-from ..config.expression import nearest
-from ..config.sidecar import Sidecar as Section
-from ..core.record import TopicPartition
-from ..errors import AuthenticationFailed, BrokerUnavailable, KafkaError, UnknownTopic
-from ..formats.codec import Codecs
-from ..kafka.cluster import Cluster
-from ..kafka.messages import TopicAnswer
-from ..kafka.producer import Producer
+from gateway.config import Settings
+from gateway.config.sections.sidecar import Sidecar as Section
+from gateway.config.source.expression import nearest
+from gateway.core.log.record import TopicPartition
+from gateway.errors import AuthenticationFailed, BrokerUnavailable, KafkaError, UnknownTopic
+from gateway.formats.codec import Codecs
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.produce.producer import Producer
+from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.sidecar.http.scope import Scope
+from gateway.sidecar.http.spec import Spec
+
 from .part import Unready
-from .scope import Scope
-from .spec import Spec
 
 
 class Audit(Protocol):

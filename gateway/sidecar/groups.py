@@ -9,14 +9,15 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..core.record import TopicPartition
-from ..errors import GroupFailed, GroupInUse
-from ..kafka import group_admin
-from ..kafka.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, Offset
-from .body import read
+from gateway.core.log.record import TopicPartition
+from gateway.errors import GroupFailed, GroupInUse
+from gateway.kafka.admin import groups as group_admin
+from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, Offset
+from gateway.sidecar.http.body import read
+from gateway.sidecar.http.spec import wrong
+from gateway.sidecar.http.status import Refusal, answer
+
 from .context import Context
-from .spec import wrong
-from .status import Refusal, answer
 
 LARGEST = 1 << 20  # bytes of a request
 NO_SUCH_GROUP = 69  # GROUP_ID_NOT_FOUND

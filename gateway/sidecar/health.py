@@ -15,10 +15,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from ..config.units import show_duration
+from gateway.config.types.units import show_duration
+from gateway.sidecar.http.status import UNCACHED, answer, told
+
 from .context import Context
 from .part import Unready
-from .status import UNCACHED, answer, told
 
 OK = "OK"
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from starlette.routing import BaseRoute
 
-from ..errors import GatewayError
+from gateway.errors import GatewayError
 
 
 class Unready(GatewayError):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.record import TopicPartition
-from ..errors import UnknownTopic
-from ..kafka.messages import PartitionAnswer, TopicAnswer
+from gateway.core.log.record import TopicPartition
+from gateway.errors import UnknownTopic
+from gateway.kafka.protocol.requests import PartitionAnswer, TopicAnswer
+from gateway.sidecar.http.status import Refusal
+
 from .context import Context
-from .status import Refusal
 
 LONGEST = 249  # characters of a topic's name, by Kafka
 

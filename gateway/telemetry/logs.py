@@ -100,7 +100,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 class _Console(logging.Formatter):
-    """`2026-11-21 10:00:00,000 INFO gateway.kafka.lane: text [route=/events stream=7]`"""
+    """`2026-11-21 10:00:00,000 INFO gateway.hub.fanout.client: text [route=/events stream=7]`"""
 
     def __init__(self, worker: int | None) -> None:
         name = "%(name)s" if worker is None else f"worker {worker} %(name)s"

@@ -28,7 +28,7 @@ from gateway import (
     StreamEnded,
     UnknownTopic,
 )
-from gateway.core.backlog import BACKLOG
+from gateway.core.client.read_buffer import BACKLOG
 from gateway.kafka.embedded import EmbeddedKafka
 
 PATIENCE = 30.0

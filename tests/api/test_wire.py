@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from gateway.api.events import Begin, End, Fault, Gap, Position, Ready, Record
 from gateway.api.wire import ObjectEncoder, Objects
-from gateway.core import record as core
-from gateway.core.channel import Event
-from gateway.core.record import Reason, TopicPartition
-from gateway.core.token import seal
+from gateway.core.channel.channel import Event
+from gateway.core.log import record as core
+from gateway.core.log.record import Reason, TopicPartition
+from gateway.core.token.resume_token import seal
 
 VIEW = b"view-"
 TP = TopicPartition("orders", 3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gateway.config import loads
 from gateway.errors import ConfigError, RequestError
 from gateway.web.access import Grant, Granted
-from gateway.web.views import Fill, view_of
+from gateway.web.routing.views import Fill, view_of
 
 ROLES = ("support", "admin")
 BASE = """

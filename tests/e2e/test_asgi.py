@@ -25,8 +25,8 @@ from support.until import until
 from websockets.exceptions import InvalidStatus
 
 from gateway.config import loads
-from gateway.web.app import create_app
-from gateway.web.transport import GatewayProtocol
+from gateway.web.app.app import create_app
+from gateway.web.http.transport import GatewayProtocol
 
 QUERY = "?from=earliest&until=latest"
 Running = Callable[[Starlette], Any]

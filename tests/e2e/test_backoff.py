@@ -31,8 +31,8 @@ from support.oracle import Oracle
 from support.proxy import Api, Injection, KafkaProxy
 from support.until import until
 
-from gateway.core.record import TopicPartition
-from gateway.core.recovery import CAUSES, RULES, Action
+from gateway.core.log.record import TopicPartition
+from gateway.core.log.recovery import CAUSES, RULES, Action
 from gateway.kafka.local import LocalKafka, Security
 
 PARTITIONS = 4

@@ -23,7 +23,7 @@ from support.oracle import Acked, Oracle, heard
 from support.proxy import Api, KafkaProxy
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 PARTITIONS = 12
 NODE = 2  # the broker that is hidden, killed or frozen

@@ -23,7 +23,7 @@ from support.until import until
 from support.workers import running_workers
 
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.certificate import validity
+from gateway.web.http.certificate import validity
 
 WITHIN = 60.0
 PATH = "/records/orders"

@@ -31,7 +31,7 @@ from support.records import produce
 from support.tcp_proxy import TcpProxy
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
 
 GZIP = {"Accept-Encoding": "gzip"}

@@ -19,7 +19,7 @@ from support.oracle import Oracle
 from support.served import served
 from support.tcp_proxy import Link, TcpProxy
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 pytestmark = pytest.mark.needs("chromium")
 Topic = Callable[..., str]

@@ -1,6 +1,6 @@
 """Streams that have their connection to themselves: what a client sees of it is HTTP/1.1.
 
-The cases of the protocol alone are in tests/web/test_outlet.py.
+The cases of the protocol alone are in tests/web/http/test_outlet.py.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from support.until import until
 
 from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.app import create_app
-from gateway.web.transport import GatewayProtocol
+from gateway.web.app.app import create_app
+from gateway.web.http.transport import GatewayProtocol
 
 EVENTS, LINES = b"Accept: text/event-stream", b"Accept: application/x-ndjson"
 WHOLE = "?from=earliest&until=latest"

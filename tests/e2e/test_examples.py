@@ -22,7 +22,7 @@ from support.shell import Running, shell
 from support.tcp_proxy import TcpProxy
 from support.until import until
 
-from gateway.core.token import TokenWriter, TopicPlaces, decode, seal
+from gateway.core.token.resume_token import TokenWriter, TopicPlaces, decode, seal
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -17,7 +17,7 @@ from support.gateways import Gateway, browsing, config_for, route, running_gatew
 from support.multiplex import Multiplex
 from support.records import produce
 
-from gateway.core import token as tokens
+from gateway.core.token import resume_token as tokens
 from gateway.kafka.embedded import EmbeddedKafka
 
 kafka = embedded_kafka({"orders": 1, "payments": 2}, scope="function")

@@ -25,8 +25,8 @@ from support.multiplex import Multiplex
 from support.own_keys import OwnKeys, value_of
 from support.records import Sent, produce
 
-from gateway.core.filters import Filter, Filters
-from gateway.hub.view import View
+from gateway.core.channel.filters import Filter, Filters
+from gateway.hub.fanout.view import View
 from gateway.kafka.embedded import EmbeddedKafka
 
 WITHIN = 60.0  # s

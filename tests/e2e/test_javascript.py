@@ -30,10 +30,10 @@ from support.tcp_proxy import Link, TcpProxy
 from support.until import until
 
 from gateway.config import Route, loads
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.errors import RequestError
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.app import create_app
+from gateway.web.app.app import create_app
 
 WITHIN = 60.0  # s; browsers and whatever else runs share two cores
 TOPIC = "orders"

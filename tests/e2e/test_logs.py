@@ -73,8 +73,8 @@ async def test_the_console_has_the_phrases_that_operators_look_for(kafka: Embedd
             await until(lambda: "FETCH resumed" in gateway.log, "its end", WITHIN)
         log = gateway.log
     for phrase in (
-        r"DEBUG gateway\.kafka\.fetcher: partition ready after [\d.]+s topic=orders partition=0$",
-        r"WARNING gateway\.kafka\.outages: FETCH disconnect broker=1 cause=\w+",
+        r"DEBUG gateway\.\S+\.fetcher: partition ready after [\d.]+s topic=orders partition=0$",
+        r"WARNING gateway\.kafka\.client\.outages: FETCH disconnect broker=1 cause=\w+",
         r"FETCH reconnect in [\d.]+s topic=orders partition=0 cause=\w+$",
     ):
         assert re.search(phrase, log, re.M), phrase

@@ -24,7 +24,7 @@ from support.oracle import Oracle
 from support.records import Sent, produce
 from support.scrape import scraped
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
 
 WITHIN = 60.0

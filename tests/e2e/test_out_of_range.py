@@ -28,7 +28,7 @@ from support.oracle import Acked, Oracle, heard
 from support.proxy import Api, KafkaProxy, Request
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 WITHIN = 60.0  # s
 OFFSET_OUT_OF_RANGE = 1

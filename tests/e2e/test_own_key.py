@@ -20,9 +20,9 @@ from support.oracle import Acked, Oracle, heard
 from support.proxy import Api, KafkaProxy, Request
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.kafka.partitioner import partition_of
+from gateway.kafka.produce.partitioner import partition_of
 
 WITHIN = 60.0  # s
 WHO = [f"customer-{n}" for n in range(10)]

@@ -24,7 +24,7 @@ from support.needs import found
 from support.oracle import Oracle, heard
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 PARTITIONS = 12
 WITHIN = 60.0  # s; several browsers and a broker share two cores here

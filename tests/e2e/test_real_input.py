@@ -20,8 +20,8 @@ from support.clients.raw import RawClient
 from support.gateways import Gateway
 from support.sse import Event, Parser
 
-from gateway.core.record import TopicPartition
-from gateway.kafka.lines import Digest
+from gateway.core.log.record import TopicPartition
+from gateway.kafka.produce.lines import Digest
 
 LINES = 100_000
 WITHIN = 100.0  # s

@@ -25,7 +25,7 @@ from support.workers import running_workers
 
 from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
-from gateway.web.app import create_app
+from gateway.web.app.app import create_app
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 of_module: Any = {"scope": "module", "loop_scope": "module"}

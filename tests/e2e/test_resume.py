@@ -30,15 +30,15 @@ from support.proxy import KafkaProxy
 from support.sse import Parser
 from support.until import until
 
-from gateway.core import token as tokens
-from gateway.core.channel import Channel
-from gateway.core.log import Log
-from gateway.core.record import Record, TopicPartition
-from gateway.core.subscription import Subscription
-from gateway.core.tail import Tail
+from gateway.core.channel.channel import Channel
+from gateway.core.client.subscription import Subscription
+from gateway.core.log.partition_log import Log
+from gateway.core.log.record import Record, TopicPartition
+from gateway.core.log.tail import Tail
+from gateway.core.token import resume_token as tokens
 from gateway.formats import format_for
-from gateway.hub import resume
-from gateway.hub.encoder import SseEncoder
+from gateway.hub.reads import resume
+from gateway.hub.wires.sse import SseEncoder
 
 TRAFFIC = 5.0  # s of cuts and kills
 WITHIN = 60.0  # s

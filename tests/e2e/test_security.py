@@ -35,7 +35,7 @@ from support.proxy import Api, KafkaProxy
 from support.secured import USERS, allow, jwt
 from support.served import served
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.kafka.local import LocalKafka, Security
 
 TOPIC = "guarded"

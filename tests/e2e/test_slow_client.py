@@ -27,7 +27,7 @@ from support.heard import GapEvent, gaps
 from support.oracle import Oracle, Position
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 STALL = 12.0  # s
 OTHERS = 19
@@ -36,7 +36,7 @@ SIZE = 12_000  # bytes; 14 MB in a stall
 PARTITIONS = 12
 WITHIN = 60.0  # s
 IMPATIENT = """
-from gateway.web.transport import GatewayProtocol
+from gateway.web.http.transport import GatewayProtocol
 GatewayProtocol.USER_TIMEOUT = 3.0
 from gateway.cli import main
 main()

@@ -32,8 +32,8 @@ from support.tail import WITHIN, tail
 from support.tcp_proxy import TcpProxy
 from support.until import until
 
-from gateway.core.record import TopicPartition
-from gateway.core.token import decode
+from gateway.core.log.record import TopicPartition
+from gateway.core.token.resume_token import decode
 from gateway.kafka.embedded import EmbeddedKafka
 
 PARTITIONS = 3

@@ -155,7 +155,7 @@ OFF = """
 import asyncio, sys
 import httpx
 from gateway.config import loads
-from gateway.web.app import create_app
+from gateway.web.app.app import create_app
 
 async def main():
     app = create_app(loads("kafka: {servers: ['127.0.0.1:9']}"))

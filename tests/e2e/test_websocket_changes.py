@@ -20,8 +20,8 @@ from support.multiplex import WITHIN, Multiplex
 from support.oracle import Acked, Oracle
 from support.until import until
 
-from gateway.core import token as tokens
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
+from gateway.core.token import resume_token as tokens
 from gateway.kafka.embedded import EmbeddedKafka
 
 TOPICS = {"orders": 3, "stock": 2, "many": 500}

@@ -35,8 +35,8 @@ from support.records import Sent, produce
 from support.tcp_proxy import TcpProxy
 from support.until import until
 
-from gateway.core.record import TopicPartition
-from gateway.hub.encoder import RETRY
+from gateway.core.log.record import TopicPartition
+from gateway.hub.wires.sse import RETRY
 from gateway.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

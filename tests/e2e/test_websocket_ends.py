@@ -19,7 +19,7 @@ from support.multiplex import WITHIN, Multiplex
 from support.oracle import Oracle
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
 
 TOPICS = {"orders": 3, "large": 1, "stock": 1}

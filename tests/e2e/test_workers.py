@@ -23,7 +23,7 @@ from support.workers import clients, ended, running_workers, serving, workers
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.kafka.embedded import EmbeddedKafka
 
 WITHIN = 60.0
@@ -155,7 +155,7 @@ async def test_workers_without_a_supervisor_drain_and_free_the_port(kafka: Embed
 async def test_what_ends_each_worker_at_its_start_ends_it_at_once(
     kafka: EmbeddedKafka, tmp_path: Path
 ):
-    ends = "import os, sys\nif 'gateway.web.worker' in sys.orig_argv: os._exit(3)\n"
+    ends = "import os, sys\nif 'gateway.web.workers.worker' in sys.orig_argv: os._exit(3)\n"
     (tmp_path / "sitecustomize.py").write_text(ends)
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     async with running_gateway(

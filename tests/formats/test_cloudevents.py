@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.formats.cloudevents import cloudevents
 
 TIME = 1_700_000_000_123

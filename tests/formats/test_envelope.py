@@ -7,7 +7,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.formats.envelope import envelope
 
 content = st.none() | st.binary(max_size=20) | st.just(b"text\r\n\0")

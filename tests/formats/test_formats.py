@@ -3,7 +3,7 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.formats import FORMATS, format_for
 from gateway.formats import value as value_module
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.filters import MISSING, LazyValue, path_of
-from gateway.core.record import Record, TopicPartition
+from gateway.core.channel.filters import MISSING, LazyValue, path_of
+from gateway.core.log.record import Record, TopicPartition
 from gateway.formats import FORMATS, format_for
 from gateway.formats.projection import projected
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.formats import format_for
 
 RECORD = Record(TopicPartition("orders", 3), 42, 0, 1_700_000_000_000, b"ada", b"{}")

@@ -21,24 +21,24 @@ from support.fuzzing import long_enough
 from support.raw_websocket import frame
 from support.record_sets import batch
 
-from gateway.config.filters import fields_of
-from gateway.core.record import TopicPartition
+from gateway.config.types.filters import fields_of
+from gateway.core.log.record import TopicPartition
 from gateway.errors import GatewayError
-from gateway.formats.avro import Avro
+from gateway.formats.avro.codec import Avro
 from gateway.formats.protobuf import Protobuf
-from gateway.kafka.batches import decode
-from gateway.sidecar.ksql_rows import Garbled, KsqlError, Reading
-from gateway.sidecar.spec import Spec
-from gateway.sidecar.status import Refusal
+from gateway.kafka.fetch.batches import decode
+from gateway.sidecar.http.spec import Spec
+from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.ksqldb.rows import Garbled, KsqlError, Reading
 from gateway.sidecar.v2.media import accepted
-from gateway.web.accept import ranges
-from gateway.web.handshake import HANDSHAKES, Asked
-from gateway.web.head import body_length, origin_form
-from gateway.web.messages import read
-from gateway.web.prefer import preferences
-from gateway.web.request import split
-from gateway.web.tls import certificate
-from gateway.web.views import chosen_of
+from gateway.web.http.accept import ranges
+from gateway.web.http.client_certificate import certificate
+from gateway.web.http.head import body_length, origin_form
+from gateway.web.http.prefer import preferences
+from gateway.web.routing.views import chosen_of
+from gateway.web.websocket.handshake import HANDSHAKES, Asked
+from gateway.web.websocket.messages import read
+from gateway.web.websocket.request import split
 from gateway.wire.reader import Broken, Reader
 
 BUDGET = Budget(memory_per_byte=200)
@@ -190,7 +190,7 @@ def test_frames(given: list[bytes], size: int):
     within(Budget(turns=400_000, turns_per_byte=1000, memory_per_byte=4000), parse, data, len(data))
 
 
-SPEC = Spec(["producer", "consumers"])
+SPEC = Spec(["producer", "consumer.consumers"])
 
 
 def dumped(value: object) -> bytes:

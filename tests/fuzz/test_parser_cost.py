@@ -21,39 +21,39 @@ from support.budgets import QUADRATIC, growth, turns
 from support.raw_websocket import BINARY, CONT, TEXT, frame, squeezed
 from support.record_sets import Item, batch
 
-from gateway.config.expression import closest
-from gateway.config.filters import fields_of, filters_of
-from gateway.config.short import Short, merged
-from gateway.core.filters import path_of
-from gateway.core.glob import fits
-from gateway.core.record import Record, TopicPartition
+from gateway.config.source.expression import closest
+from gateway.config.types.condition_text import Short, merged
+from gateway.config.types.filters import fields_of, filters_of
+from gateway.core.channel.filters import path_of
+from gateway.core.channel.glob import fits
+from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import GatewayError
-from gateway.formats.avro import Avro
+from gateway.formats.avro.codec import Avro
 from gateway.formats.cloudevents import cloudevents
 from gateway.formats.digits import has_long
 from gateway.formats.projection import projected
 from gateway.formats.protobuf import Protobuf
 from gateway.formats.value import value_format
-from gateway.kafka.batches import decode
-from gateway.sidecar.ksql_rows import Reading
-from gateway.sidecar.reached import base_uri
-from gateway.sidecar.spec import Spec
-from gateway.sidecar.status import Refusal
+from gateway.kafka.fetch.batches import decode
+from gateway.sidecar.consumer.base_uri import base_uri
+from gateway.sidecar.http.spec import Spec
+from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.ksqldb.rows import Reading
 from gateway.sidecar.v2.media import accepted
 from gateway.telemetry import traceparent
 from gateway.telemetry.redact import cleaned, redacted
-from gateway.web.accept import ranges
-from gateway.web.cors import Foreign
-from gateway.web.etag import matches
-from gateway.web.forwarded import Forwarded
-from gateway.web.handshake import HANDSHAKES, Asked
-from gateway.web.head import origin_form
-from gateway.web.messages import read
-from gateway.web.prefer import preferences
-from gateway.web.query import asked, positions
-from gateway.web.request import split
-from gateway.web.tls import certificate
-from gateway.web.views import chosen_of
+from gateway.web.http.accept import ranges
+from gateway.web.http.client_certificate import certificate
+from gateway.web.http.cors import Foreign
+from gateway.web.http.etag import matches
+from gateway.web.http.forwarded import Forwarded
+from gateway.web.http.head import origin_form
+from gateway.web.http.prefer import preferences
+from gateway.web.routing.query import asked, positions
+from gateway.web.routing.views import chosen_of
+from gateway.web.websocket.handshake import HANDSHAKES, Asked
+from gateway.web.websocket.messages import read
+from gateway.web.websocket.request import split
 from gateway.wire.reader import Broken, Reader
 
 KiB, MiB = 1 << 10, 1 << 20

@@ -15,14 +15,14 @@ from support.reading import cluster
 from support.until import until
 
 from gateway.config import Settings
-from gateway.core.slow import SlowClient
-from gateway.core.token import decode
-from gateway.hub.client import Client
-from gateway.hub.encoder import Sse
-from gateway.hub.hub import Hub
-from gateway.hub.lines import Ndjson
-from gateway.hub.resume import Start
-from gateway.hub.wire import Wire
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.token.resume_token import decode
+from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.hub import Hub
+from gateway.hub.reads.resume import Start
+from gateway.hub.wires.lines import Ndjson
+from gateway.hub.wires.sse import Sse
+from gateway.hub.wires.wire import Wire
 from gateway.kafka.embedded import EmbeddedKafka
 
 VIEW = Ask(topics=("orders",), identity="ada").view

@@ -11,14 +11,14 @@ from support.one_client import TP, client_of, write
 from support.outlet import Outlet
 from support.until import until
 
-from gateway.core.position import Place
-from gateway.core.record import Gap, Reason
-from gateway.core.slow import SlowClient
-from gateway.core.subscription import Subscription
-from gateway.hub import pump
-from gateway.hub.client import LEFT, Client
-from gateway.hub.distances import Distances
-from gateway.hub.encoder import Sse
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.client.subscription import Subscription
+from gateway.core.log.position import Place
+from gateway.core.log.record import Gap, Reason
+from gateway.hub.fanout import broadcaster as pump
+from gateway.hub.fanout.client import LEFT, Client
+from gateway.hub.fanout.distances import Distances
+from gateway.hub.wires.sse import Sse
 from gateway.telemetry.traffic import CATCHING_UP, SLOW, UNPAID, Traffic
 
 

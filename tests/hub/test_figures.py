@@ -10,12 +10,12 @@ from support.brokers import embedded_kafka
 from support.until import until
 
 from gateway.config import Settings
-from gateway.core.reading import NO_PROGRESS, At, OutOfRange, Reading, State
-from gateway.core.record import Gap, Reason, TopicPartition
-from gateway.core.recovery import Backoff, Cause
+from gateway.core.log.partition_reader import NO_PROGRESS, At, OutOfRange, Reading, State
+from gateway.core.log.record import Gap, Reason, TopicPartition
+from gateway.core.log.recovery import Backoff, Cause
 from gateway.hub import figures as hubs
-from gateway.hub.hub import Hub
-from gateway.kafka.cluster import Cluster, ClusterSettings
+from gateway.hub.fanout.hub import Hub
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.telemetry import catalog
 from gateway.telemetry.figures import Figures

@@ -31,11 +31,11 @@ from support.isolation import CLAIM, Ask, Written, Wrong
 from support.reading import cluster
 
 from gateway.config import Rate, Settings
-from gateway.core.filters import Filter, Filters
-from gateway.core.record import TopicPartition
-from gateway.core.slow import SlowClient
-from gateway.hub.hub import Hub
-from gateway.hub.view import View
+from gateway.core.channel.filters import Filter, Filters
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.log.record import TopicPartition
+from gateway.hub.fanout.hub import Hub
+from gateway.hub.fanout.view import View
 from gateway.kafka.embedded import EmbeddedKafka
 
 EXAMPLES = 12

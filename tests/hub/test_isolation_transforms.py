@@ -8,10 +8,10 @@ from support.records import Sent, produce
 from support.until import until
 
 from gateway.config import Topic
-from gateway.core.position import Place
-from gateway.core.record import Entry, Record, TopicPartition
-from gateway.hub.archive import Archive
-from gateway.hub.feeds import Feeds
+from gateway.core.log.position import Place
+from gateway.core.log.record import Entry, Record, TopicPartition
+from gateway.hub.reads.archive import Archive
+from gateway.hub.reads.feeds import Feeds
 from gateway.kafka.embedded import EmbeddedKafka
 
 TP = TopicPartition("orders", 0)

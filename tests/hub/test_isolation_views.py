@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.filter_oracle import Shown, passes
 
-from gateway.config.filters import filters_of
-from gateway.core.filters import Filters
-from gateway.core.index import Index
-from gateway.core.record import Record, TopicPartition
-from gateway.hub.view import View
+from gateway.config.types.filters import filters_of
+from gateway.core.channel.filter_index import Index
+from gateway.core.channel.filters import Filters
+from gateway.core.log.record import Record, TopicPartition
+from gateway.hub.fanout.view import View
 
 TP = TopicPartition("orders", 0)
 

@@ -17,16 +17,16 @@ from support.reading import cluster
 from support.records import Sent, produce
 from support.until import until
 
-from gateway.core import classic_member
-from gateway.core.assignor import Claim, Plan, assign
-from gateway.core.classic_member import ClassicMember
-from gateway.core.consumer_member import ConsumerMember
-from gateway.core.member import State
-from gateway.core.record import TopicPartition
+from gateway.core.group import classic_member
+from gateway.core.group.assignor import Claim, Plan, assign
+from gateway.core.group.classic_member import ClassicMember
+from gateway.core.group.consumer_member import ConsumerMember
+from gateway.core.group.member import State
+from gateway.core.log.record import TopicPartition
 from gateway.errors import GroupFailed
-from gateway.kafka.cluster import Cluster
-from gateway.kafka.consumer import GroupConsumer
-from gateway.kafka.protocols import HEARTBEAT, Protocols
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.group.consumer import GroupConsumer
+from gateway.kafka.group.protocols import HEARTBEAT, Protocols
 
 LONG = 60.0  # s; a session's end and more on a busy machine
 CLASSIC: dict[str, Any] = {"protocol": "classic", "session_timeout": 6.0}

@@ -16,9 +16,9 @@ from support.record_sets import damaged
 from support.records import produce
 from support.until import until
 
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import AccessDenied, PartitionFailed
-from gateway.kafka.consumer import Committed, GroupConsumer
+from gateway.kafka.group.consumer import Committed, GroupConsumer
 
 DENIED = 29
 LONG = 60.0  # s

@@ -8,8 +8,8 @@ from typing import Any
 
 from support.sse import Event, Parser
 
-from gateway.core.counted import Counted
-from gateway.core.position import Position
+from gateway.core.channel.byte_counts import Counted
+from gateway.core.log.position import Position
 from gateway.wire.crc import Sum
 
 from .oracle import Wrong

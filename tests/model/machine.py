@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from gateway.core import tail
-from gateway.core.reading import OutOfRange
-from gateway.core.record import Ready
-from gateway.core.slow import SlowClient
-from gateway.core.subscription import Subscription
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.client.subscription import Subscription
+from gateway.core.log import tail
+from gateway.core.log.partition_reader import OutOfRange
+from gateway.core.log.record import Ready
 
 from .client import Client
 from .oracle import Oracle, Wrong

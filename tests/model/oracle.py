@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from support.sse import Event
 
-from gateway.core.record import Ready
-from gateway.core.token import decode
+from gateway.core.log.record import Ready
+from gateway.core.token.resume_token import decode
 
 from .simulation import Kafka, Partition, Slot
 

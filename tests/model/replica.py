@@ -11,26 +11,18 @@ from typing import Any
 
 from support.rendering import Rendering
 
-from gateway.core.channel import Channel, Event
-from gateway.core.counted import Counted
-from gateway.core.filters import Filter, Filters
-from gateway.core.log import Log
-from gateway.core.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
-from gateway.core.reading import (
-    At,
-    EpochEnd,
-    Fetched,
-    Live,
-    OutOfRange,
-    Reading,
-    Todo,
-)
-from gateway.core.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
-from gateway.core.recovery import Backoff, Cause
-from gateway.core.spread import Spread
-from gateway.core.subscription import Subscription
-from gateway.core.tail import Tail
-from gateway.core.token import decode
+from gateway.core.channel.byte_counts import Counted
+from gateway.core.channel.channel import Channel, Event
+from gateway.core.channel.dispatcher import Spread
+from gateway.core.channel.filters import Filter, Filters
+from gateway.core.client.subscription import Subscription
+from gateway.core.log.partition_log import Log
+from gateway.core.log.partition_reader import At, EpochEnd, Fetched, Live, OutOfRange, Reading, Todo
+from gateway.core.log.position import NO_EPOCH, RETIRED, UNVERIFIED, Place
+from gateway.core.log.record import Entry, Fault, Gap, Ready, Reason, Record, TopicPartition
+from gateway.core.log.recovery import Backoff, Cause
+from gateway.core.log.tail import Tail
+from gateway.core.token.resume_token import decode
 from gateway.wire.crc import Sum
 
 from .simulation import TOPIC, Ended, Kafka, Listed, Metadata, Refused

@@ -11,9 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.core.reading import EARLIEST, LATEST, EpochEnd, Fetch, Fetched, ListOffset, Todo
-from gateway.core.record import Entry, Record, Skip, TopicPartition
-from gateway.core.recovery import Cause
+from gateway.core.log.partition_reader import (
+    EARLIEST,
+    LATEST,
+    EpochEnd,
+    Fetch,
+    Fetched,
+    ListOffset,
+    Todo,
+)
+from gateway.core.log.record import Entry, Record, Skip, TopicPartition
+from gateway.core.log.recovery import Cause
 
 TOPIC = "t"
 FETCH_SLOTS = 4

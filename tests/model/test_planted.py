@@ -10,16 +10,16 @@ from model.oracle import Wrong
 from model.running import run
 from support.rendering import Rendering
 
-from gateway.core import reading
-from gateway.core.backlog import Backlog
-from gateway.core.catchup import CatchUp
-from gateway.core.channel import Event
-from gateway.core.counted import Ledger
-from gateway.core.log import Log
-from gateway.core.position import Place
-from gateway.core.reading import Fetched, Reading
-from gateway.core.record import Entry, Gap, Reason, Record, TopicPartition
-from gateway.core.subscription import Subscription
+from gateway.core.channel.byte_counts import Ledger
+from gateway.core.channel.channel import Event
+from gateway.core.client.catch_up import CatchUp
+from gateway.core.client.read_buffer import Backlog
+from gateway.core.client.subscription import Subscription
+from gateway.core.log import partition_reader as reading
+from gateway.core.log.partition_log import Log
+from gateway.core.log.partition_reader import Fetched, Reading
+from gateway.core.log.position import Place
+from gateway.core.log.record import Entry, Gap, Reason, Record, TopicPartition
 
 pytestmark = pytest.mark.timeout(400)
 

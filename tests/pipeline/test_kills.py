@@ -22,12 +22,13 @@ from support.brokers import Broker
 from support.pipelines import Killed, Output, Story, kill_at
 
 from gateway.config import Kafka, loads
-from gateway.config.pipelines import Broadcast, Enrich
-from gateway.core.record import TopicPartition
-from gateway.pipeline import output as encoding
-from gateway.pipeline import query, source
-from gateway.pipeline.connect import spark_options
+from gateway.config.sections.pipelines import Broadcast, Enrich
+from gateway.core.log.record import TopicPartition
+from gateway.pipeline.inputs import source
 from gateway.pipeline.jobs import enrich, inputs
+from gateway.pipeline.run import output as encoding
+from gateway.pipeline.run import query
+from gateway.pipeline.spark.connect import spark_options
 from gateway.pipeline.tables import broadcast
 
 RECORDS = int(os.environ.get("GATEWAY_KILLS_RECORDS", "20000"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.pipelines import Join, Pipelines
+from gateway.config.sections.pipelines import Join, Pipelines
 from gateway.pipeline.loads import KeyLoad, PartitionLoad, advice
 
 

@@ -28,12 +28,12 @@ from support.letters import committed
 from support.pipelines import Output, Story, kill_at, wait
 
 from gateway.config import loads
-from gateway.config.pipelines import Pipelines
-from gateway.pipeline import query
-from gateway.pipeline.checkpoint import Checkpoint
+from gateway.config.sections.pipelines import Pipelines
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint
+from gateway.pipeline.checkpoint.place import ready
 from gateway.pipeline.exactly_once.ledger import topic_of
-from gateway.pipeline.place import ready
-from gateway.pipeline.session import of_job
+from gateway.pipeline.run import query
+from gateway.pipeline.spark.session import of_job
 from gateway.pipeline.state import backup, profiles
 from gateway.pipeline.state.files import Local
 

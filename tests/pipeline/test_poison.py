@@ -15,11 +15,11 @@ import pytest
 from pydantic import TypeAdapter
 from support.poison import KINDS, generate_records
 
-from gateway.config.pipelines import AnyJob
-from gateway.pipeline import output
-from gateway.pipeline.fields import invalid, typed
+from gateway.config.sections.pipelines import AnyJob
+from gateway.pipeline.inputs.fields import invalid, typed
 from gateway.pipeline.jobs import enrich, inputs
-from gateway.pipeline.query import module_of
+from gateway.pipeline.run import output
+from gateway.pipeline.run.query import module_of
 from gateway.pipeline.tables.broadcast import KEY
 
 MANY = os.environ.get("GATEWAY_POISON")

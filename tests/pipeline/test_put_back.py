@@ -14,11 +14,11 @@ from support.brokers import Broker
 from support.letters import committed
 
 from gateway.config import loads
-from gateway.config.pipelines import Pipelines
+from gateway.config.sections.pipelines import Pipelines
 from gateway.errors import CheckpointRefused
-from gateway.pipeline import query
+from gateway.pipeline.checkpoint.place import ready
 from gateway.pipeline.exactly_once.ledger import topic_of
-from gateway.pipeline.place import ready
+from gateway.pipeline.run import query
 
 
 @pytest.mark.needs("java17")

@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.config import Kafka
-from gateway.config.pipelines import Join
-from gateway.core.record import TopicPartition
+from gateway.config.sections.pipelines import Join
+from gateway.core.log.record import TopicPartition
 from gateway.errors import PipelineError
+from gateway.pipeline.inputs.source import read_stream
 from gateway.pipeline.jobs import join
 from gateway.pipeline.skew import (
     Skew,
@@ -31,7 +32,6 @@ from gateway.pipeline.skew import (
     partition_loads,
     table,
 )
-from gateway.pipeline.source import read_stream
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -221,7 +221,7 @@ def test_the_command_tells_each_input(
     shown = {"kafka": {"servers": kafka.bootstrap}, "pipelines": {"jobs": [settings]}}
     config.write_text(json.dumps(shown))
     lent = SimpleNamespace(read=spark.read, stop=lambda: None)
-    monkeypatch.setattr("gateway.pipeline.session.session", lambda *_: lent)
+    monkeypatch.setattr("gateway.pipeline.spark.session.session", lambda *_: lent)
     found = CliRunner().invoke(app, ["pipeline", "skew", "paid", "-c", str(config), "--json"])
     assert found.exit_code == 0, found.output
     left, right = map(json.loads, found.stdout.splitlines())

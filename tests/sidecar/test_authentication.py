@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from support.sidecars import running_sidecar
 
-from gateway.sidecar.spec import DIRECTORY, METHODS, Spec
+from gateway.sidecar.http.spec import DIRECTORY, METHODS, Spec
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

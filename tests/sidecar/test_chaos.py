@@ -11,7 +11,7 @@ from support.sidecars import running_sidecar
 from support.until import until
 
 from gateway.sidecar.chaos import Assaulted, ChaosMonkey
-from gateway.sidecar.status import Refusal
+from gateway.sidecar.http.status import Refusal
 
 kafka = embedded_kafka()
 LET_LOOSE = {"enabled": True, "bypass": False, "level": 1}

@@ -11,7 +11,7 @@ from support.records import Sent, produce
 from support.sidecars import ready, running_sidecar
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 
 async def seek(http: httpx.AsyncClient, group: str, **where: object) -> httpx.Response:

@@ -12,10 +12,11 @@ from pydantic import BaseModel
 from ruamel.yaml import YAML
 
 import gateway.sidecar
-from gateway.config import Settings, dump, loads, values
-from gateway.config.sidecar import Group
-from gateway.config.sidecar import Sidecar as Section
-from gateway.sidecar.spec import DIRECTORY, METHODS, Spec
+from gateway.config import Settings, dump, loads
+from gateway.config.sections.sidecar import Group
+from gateway.config.sections.sidecar import Sidecar as Section
+from gateway.config.source import values
+from gateway.sidecar.http.spec import DIRECTORY, METHODS, Spec
 from gateway.telemetry.catalog import METRICS
 
 ROOM = Path(gateway.sidecar.__file__).parent

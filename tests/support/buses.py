@@ -10,8 +10,8 @@ from pathlib import Path
 
 from support.until import until
 
-from gateway.web.bus import Bus
-from gateway.web.relay import Relay
+from gateway.web.workers.bus import Bus
+from gateway.web.workers.relay import Relay
 
 
 class Host:

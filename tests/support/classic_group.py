@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from gateway.core.assignor import Assignment, Claim
-from gateway.core.classic_asks import (
+from gateway.core.group.assignor import Assignment, Claim
+from gateway.core.group.classic_member import ClassicMember
+from gateway.core.group.classic_requests import (
     Code,
     HeartbeatAnswer,
     HeartbeatAsk,
@@ -23,9 +24,8 @@ from gateway.core.classic_asks import (
     SyncAnswer,
     SyncAsk,
 )
-from gateway.core.classic_member import ClassicMember
-from gateway.core.member import Answer, Ask, Assigned, Event, Lost, Revoking, State, Topic
-from gateway.core.record import TopicPartition
+from gateway.core.group.member import Answer, Ask, Assigned, Event, Lost, Revoking, State, Topic
+from gateway.core.log.record import TopicPartition
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from gateway.core.consumer_member import Beat, BeatAnswer, Place
+from gateway.core.group.consumer_member import Beat, BeatAnswer, Place
 
 UNKNOWN, FENCED, UNRELEASED = 25, 110, 111
 INTERVAL = 5.0  # seconds between heartbeats

@@ -14,11 +14,11 @@ from typing import Any
 
 from confluent_kafka import Consumer
 
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.cluster import Cluster, ClusterSettings
-from gateway.kafka.commits import Commits
-from gateway.kafka.consumer import GroupConsumer
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.kafka.group.commits import Commits
+from gateway.kafka.group.consumer import GroupConsumer
 
 _TESTS = str(Path(__file__).parents[1])
 QUICK = {"heartbeat_interval": 0.2, "auto_offset_reset": "earliest"}

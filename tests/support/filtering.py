@@ -7,9 +7,9 @@ from decimal import Decimal
 import orjson
 from hypothesis import strategies as st
 
-from gateway.core.conditions import Condition
-from gateway.core.filters import Filter, Filters
-from gateway.core.record import Record, TopicPartition
+from gateway.core.channel.conditions import Condition
+from gateway.core.channel.filters import Filter, Filters
+from gateway.core.log.record import Record, TopicPartition
 
 TP = TopicPartition("orders", 0)
 

@@ -23,7 +23,7 @@ from support.clients.raw import RawClient
 from support.oracle import Acked, Oracle
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 OPTIONS = {
     "enable.idempotence": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.core.token import ALPHABET, decode, digest, digits, seal, varint
+from gateway.core.token.resume_token import ALPHABET, decode, digest, digits, seal, varint
 
 LONGEST = 65_430  # partitions of one topic, of which a token has one digit each
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 RECORD_EVENTS = ("message", "delete")
 

@@ -11,9 +11,9 @@ from ruamel.yaml import YAML
 from support.served import served
 
 from gateway.config import loads
-from gateway.web.app import Application, create_app
-from gateway.web.transport import GatewayProtocol
-from gateway.web.upgraded import WebSocketProtocol
+from gateway.web.app.app import Application, create_app
+from gateway.web.http.transport import GatewayProtocol
+from gateway.web.websocket.protocol import WebSocketProtocol
 
 
 @asynccontextmanager

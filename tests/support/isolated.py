@@ -14,18 +14,18 @@ from support.messages import MessageParser
 from support.sse import Event, Parser
 
 from gateway.config import Rate
-from gateway.core.record import TopicPartition
-from gateway.core.slow import SlowClient
-from gateway.core.token import decode
-from gateway.hub.client import CHANGED, Client, Handover
-from gateway.hub.encoder import Sse
-from gateway.hub.framed import Framed
-from gateway.hub.gzip import Gzip
-from gateway.hub.hub import Hub
-from gateway.hub.lines import Ndjson
-from gateway.hub.messages import WebSocket, label_member
-from gateway.hub.resume import Start
-from gateway.hub.wire import Wire
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.log.record import TopicPartition
+from gateway.core.token.resume_token import decode
+from gateway.hub.fanout.client import CHANGED, Client, Handover
+from gateway.hub.fanout.hub import Hub
+from gateway.hub.reads.resume import Start
+from gateway.hub.wires.chunked import Framed
+from gateway.hub.wires.gzip import Gzip
+from gateway.hub.wires.lines import Ndjson
+from gateway.hub.wires.sse import Sse
+from gateway.hub.wires.websocket import WebSocket, label_member
+from gateway.hub.wires.wire import Wire
 from gateway.wire.websocket import insert_member
 
 UNLIMITED = 1 << 20  # records

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 from support.filter_oracle import Shown, passes
 
 from gateway.config import Route
-from gateway.config.filters import fields_of, filters_of
-from gateway.core.filters import Filters
-from gateway.core.record import TopicPartition
-from gateway.core.slow import SlowClient
-from gateway.hub.view import View
+from gateway.config.types.filters import fields_of, filters_of
+from gateway.core.channel.filters import Filters
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.log.record import TopicPartition
+from gateway.hub.fanout.view import View
 from gateway.web.access import Grant, Granted
-from gateway.web.views import Chosen, Fill, view_of
+from gateway.web.routing.views import Chosen, Fill, view_of
 
 GUARD = "users"
 CLAIM = f"${{guarded['{GUARD}'].identity}}"

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config import loads
-from gateway.config.pipelines import Pipelines
-from gateway.pipeline import query
+from gateway.config.sections.pipelines import Pipelines
+from gateway.pipeline.checkpoint.place import ready
 from gateway.pipeline.exactly_once import beside
-from gateway.pipeline.place import ready
-from gateway.pipeline.run import Run
-from gateway.pipeline.session import of_job
+from gateway.pipeline.run import query
+from gateway.pipeline.run.run import Run
+from gateway.pipeline.spark.session import of_job
 from gateway.pipeline.state import profiles
 
 TIMEOUT_S = 600.0

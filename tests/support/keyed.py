@@ -12,19 +12,19 @@ from dataclasses import dataclass, field
 
 from support.rendering import Rendering
 
-from gateway.core.blocks import Block, Blocks
-from gateway.core.channel import Channel
-from gateway.core.filters import Filters
-from gateway.core.log import Log
-from gateway.core.position import Place, Position
-from gateway.core.record import Entry, Gap, News, Ready, Record, SnapshotEnd, TopicPartition
-from gateway.core.slow import SlowClient
-from gateway.core.snapshot import Snapshot
-from gateway.core.spread import Spread
-from gateway.core.subscription import Subscription
-from gateway.core.table import Edition, Table
-from gateway.core.tail import Tail
-from gateway.core.token import decode
+from gateway.core.channel.channel import Channel
+from gateway.core.channel.dispatcher import Spread
+from gateway.core.channel.filters import Filters
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.client.snapshot import Snapshot
+from gateway.core.client.snapshot_blocks import Block, Blocks
+from gateway.core.client.subscription import Subscription
+from gateway.core.client.table_snapshot import Edition, Table
+from gateway.core.log.partition_log import Log
+from gateway.core.log.position import Place, Position
+from gateway.core.log.record import Entry, Gap, News, Ready, Record, SnapshotEnd, TopicPartition
+from gateway.core.log.tail import Tail
+from gateway.core.token.resume_token import decode
 
 PARTITIONS = (TopicPartition("prices", 0), TopicPartition("prices", 1))
 KEYS = {PARTITIONS[0]: (b"a", b"b", None), PARTITIONS[1]: (b"c", b"d", None)}

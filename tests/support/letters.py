@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, Producer, TopicPartition
 from support.brokers import Broker
 
-from gateway.core.record import TopicPartition as Place
+from gateway.core.log.record import TopicPartition as Place
 from gateway.sidecar.reactive.letter import Letter
 
 LATE = 60.0  # s

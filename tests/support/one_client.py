@@ -5,19 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from gateway.core.channel import Channel
-from gateway.core.log import Log
-from gateway.core.record import Ready, Record, TopicPartition
-from gateway.core.slow import SlowClient
-from gateway.core.subscription import Subscription
-from gateway.core.tail import Tail
+from gateway.core.channel.channel import Channel
+from gateway.core.client.slow_client import SlowClient
+from gateway.core.client.subscription import Subscription
+from gateway.core.log.partition_log import Log
+from gateway.core.log.record import Ready, Record, TopicPartition
+from gateway.core.log.tail import Tail
 from gateway.formats import format_for
-from gateway.hub.client import Client
-from gateway.hub.encoder import Sse
-from gateway.hub.herd import Herds
-from gateway.hub.pump import Pace, Pump
-from gateway.hub.shared import SharedTail
-from gateway.hub.wire import Wire
+from gateway.hub.fanout.broadcaster import Pace, Pump
+from gateway.hub.fanout.client import Client
+from gateway.hub.fanout.shared_catch_up import Herds
+from gateway.hub.fanout.shared_tail import SharedTail
+from gateway.hub.wires.sse import Sse
+from gateway.hub.wires.wire import Wire
 
 TP = TopicPartition("orders", 0)
 

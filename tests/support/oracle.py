@@ -26,7 +26,7 @@ from support.heard import GapEvent, Heard, Received, heard
 from support.records import Sent, Transaction, transaction
 from support.verdict import Acked, Finding, Kind, Log, Reading, StreamDiffers, Truth, View
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 __all__ = [
     "Acked",

@@ -15,7 +15,7 @@ import uvicorn
 from support.until import PATIENCE
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gateway.web.transport import GatewayProtocol
+from gateway.web.http.transport import GatewayProtocol
 
 
 @dataclass

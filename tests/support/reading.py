@@ -9,12 +9,12 @@ from typing import Any
 
 from support.until import PATIENCE
 
-from gateway.core.record import Entry, TopicPartition
-from gateway.kafka.batches import decode
-from gateway.kafka.cluster import Cluster, ClusterSettings
-from gateway.kafka.connections import Role
-from gateway.kafka.fetch import Fetched, FetchSession, Want
-from gateway.kafka.offsets import LATEST, Offset
+from gateway.core.log.record import Entry, TopicPartition
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
+from gateway.kafka.client.connections import Role
+from gateway.kafka.client.offsets import LATEST, Offset
+from gateway.kafka.fetch.batches import decode
+from gateway.kafka.fetch.fetch import Fetched, FetchSession, Want
 
 
 @asynccontextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.core.channel import Event
-from gateway.core.token import seal
+from gateway.core.channel.channel import Event
+from gateway.core.token.resume_token import seal
 
 
 class Rendering:

@@ -19,14 +19,14 @@ from uuid import UUID
 import httpx
 from support.simulated_kafka import SimulatedCluster, SimulatedKafka
 
-from gateway.config.sidecar import Group, Sidecar
-from gateway.core.record import TopicPartition
+from gateway.config.sections.sidecar import Group, Sidecar
+from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable
 from gateway.formats.codec import Codecs
 from gateway.sidecar.context import Unaudited
-from gateway.sidecar.kept import kept
 from gateway.sidecar.reactive.group import ReactiveGroup
 from gateway.sidecar.reactive.letter import ORIGIN_OFFSET, ORIGIN_PARTITION
+from gateway.sidecar.supervise import kept
 
 TOPIC, LETTERS = "orders", "orders.dlq"
 PARTITIONS = 3

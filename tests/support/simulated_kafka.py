@@ -1,6 +1,6 @@
 """A Kafka of one broker in the process, as far as members of groups see it.
 
-It answers the requests of `gateway.kafka.consumer` as Kafka 4 does: fetches by topic id, offsets
+It answers the requests of `kafka.group.consumer` as Kafka 4 does: fetches by topic id, offsets
 that are listed, committed and fetched, heartbeats of KIP-848 and the classic protocol. It is away
 whenever a test wants it to be: then requests fail, or are not answered in time. A mock, because a
 real broker has no virtual time, and ten thousand histories of minutes each need one.
@@ -22,7 +22,7 @@ from support.classic_group import Coordinator as ClassicCoordinator
 from support.consumer_group import Coordinator
 from support.record_sets import Item, batch
 
-from gateway.core.classic_asks import (
+from gateway.core.group.classic_requests import (
     Code,
     HeartbeatAnswer,
     HeartbeatAsk,
@@ -33,14 +33,16 @@ from gateway.core.classic_asks import (
     SyncAnswer,
     SyncAsk,
 )
-from gateway.core.consumer_member import BeatAnswer
-from gateway.core.record import TopicPartition
+from gateway.core.group.consumer_member import BeatAnswer
+from gateway.core.log.record import TopicPartition
 from gateway.errors import AuthenticationFailed, BrokerUnavailable, UnknownTopic
-from gateway.kafka import offsets
-from gateway.kafka.changes import Change
-from gateway.kafka.coordinators import Coordinators
-from gateway.kafka.fetch_messages import FetchAnswer, Fetched, FetchRequest
-from gateway.kafka.group_messages import (
+from gateway.kafka.client import offsets
+from gateway.kafka.client.coordinators import Coordinators
+from gateway.kafka.client.metadata_changes import Change
+from gateway.kafka.client.outages import Outages
+from gateway.kafka.fetch.decompression import Inflation
+from gateway.kafka.protocol.fetch_messages import FetchAnswer, Fetched, FetchRequest
+from gateway.kafka.protocol.group_messages import (
     CommitAnswer,
     Committed,
     CoordinatorAnswer,
@@ -50,10 +52,8 @@ from gateway.kafka.group_messages import (
     OffsetFetchRequest,
     OffsetsFetched,
 )
-from gateway.kafka.inflation import Inflation
-from gateway.kafka.messages import PartitionAnswer, TopicAnswer
-from gateway.kafka.offset_messages import ListOffsetsRequest, OffsetAnswer, OffsetsAnswer
-from gateway.kafka.outages import Outages
+from gateway.kafka.protocol.offset_messages import ListOffsetsRequest, OffsetAnswer, OffsetsAnswer
+from gateway.kafka.protocol.requests import PartitionAnswer, TopicAnswer
 
 NODE = 1
 SESSION_SECONDS = 6.0

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from support.needs import need
 
-from gateway.config.pipeline import Spark
-from gateway.pipeline.session import of_checkpoints, session
+from gateway.config.sections.pipeline import Spark
+from gateway.pipeline.spark.session import of_checkpoints, session
 
 # First compiler and one collector only: 26 s instead of 22 for ten small tests and the start.
 LEAN = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-XX:-UsePerfData")

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from support.heard import GapEvent, Heard, Received
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 SHOWN = 10  # differences printed for each partition
 

@@ -54,7 +54,7 @@ def workers(gateway: Gateway) -> dict[int, psutil.Process]:
             command = process.cmdline()
         except psutil.Error:  # it ended just now
             continue
-        if "gateway.web.worker" in command:
+        if "gateway.web.workers.worker" in command:
             found[int(command[-1])] = process
     return found
 

@@ -13,7 +13,7 @@ import pytest
 from gateway.telemetry import logs
 from gateway.telemetry.about import about
 
-log = logging.getLogger("gateway.kafka.lane")
+log = logging.getLogger("gateway.kafka.fetch.broker_lane")
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiJhZGEifQ.Sfl-KxwRJSMeKKF2QT4"
 
 
@@ -41,7 +41,7 @@ def test_json_is_an_object_a_line_with_what_it_is_about_as_members(out: StringIO
     (line,) = objects(out)
     assert line.pop("time").endswith("Z")
     assert line == {
-        "level": "info", "logger": "gateway.kafka.lane", "message": "FETCH resumed it",
+        "level": "info", "logger": "gateway.kafka.fetch.broker_lane", "message": "FETCH resumed it",
         "worker": 2, "route": "/events/{c}", "stream": 7, "topic": "orders", "partition": 3,
     }  # fmt: skip
 
@@ -65,8 +65,8 @@ def test_the_console_keeps_the_phrases_and_says_what_they_are_about_behind_them(
     log.debug("partition ready after %.3fs", 0.2)
     first, second = out.getvalue().splitlines()
     text = "FETCH reconnect in 0.400s topic=orders partition=3 cause=timeout [stream=7]"
-    assert first.endswith(f"DEBUG worker 3 gateway.kafka.lane: {text}")
-    assert second.endswith("gateway.kafka.lane: partition ready after 0.200s")
+    assert first.endswith(f"DEBUG worker 3 gateway.kafka.fetch.broker_lane: {text}")
+    assert second.endswith("gateway.kafka.fetch.broker_lane: partition ready after 0.200s")
 
 
 @pytest.mark.parametrize("format", ["console", "json"])
@@ -87,15 +87,18 @@ def levels(name: str) -> str:
 
 def test_levels_of_rooms_and_libraries_can_be_changed_at_any_time(out: StringIO):
     logs.configure(level="warning", levels={"kafka": "debug", "uvicorn": "error"}, stream=out)
-    assert levels("gateway.kafka.lane") == "debug"
-    assert levels("gateway.web.app") == "warning"
+    assert levels("gateway.kafka.fetch.broker_lane") == "debug"
+    assert levels("gateway.web.app.app") == "warning"
     assert levels("uvicorn.error") == "error"
     assert logs.current_levels() == {
         "": "warning", "aiokafka": "warning", "httpx": "warning", "kafka": "debug",
         "uvicorn": "error",
     }  # fmt: skip
     logs.set_levels("info", {"hub": "debug"})
-    assert (levels("gateway.kafka.lane"), levels("gateway.hub.hub")) == ("info", "debug")
+    assert (levels("gateway.kafka.fetch.broker_lane"), levels("gateway.hub.fanout.hub")) == (
+        "info",
+        "debug",
+    )
     assert levels("uvicorn.error") == "info"
 
 

@@ -21,7 +21,7 @@ from support.raw_http import Answer, Wire, exchange, get
 from support.sse import Event, Parser
 from support.until import PATIENCE
 
-from gateway.core.token import TokenWriter, TopicPlaces, seal, varint
+from gateway.core.token.resume_token import TokenWriter, TopicPlaces, seal, varint
 from gateway.kafka.embedded import EmbeddedKafka
 
 MIB = 1024 * 1024

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 from gateway.config import loads
 from gateway.kafka.embedded import EmbeddedKafka
 from gateway.web import demo, discovery
-from gateway.web.app import create_app
+from gateway.web.app.app import create_app
 
 
 async def test_both_topics_are_written_to_until_it_is_cancelled():

@@ -18,9 +18,9 @@ from support.sse import parse
 
 from gateway import __version__
 from gateway.config import Settings, loads
-from gateway.config.crosscheck import RESERVED
-from gateway.core.channel import Event
-from gateway.core.record import (
+from gateway.config.checks.crosscheck import RESERVED
+from gateway.core.channel.channel import Event
+from gateway.core.log.record import (
     Entry,
     Fault,
     Gap,
@@ -31,16 +31,16 @@ from gateway.core.record import (
     TopicPartition,
 )
 from gateway.formats import Format, format_for
-from gateway.hub.encoder import Sse
-from gateway.hub.lines import Ndjson
-from gateway.hub.messages import WebSocket, label_member
-from gateway.hub.wire import Wire
+from gateway.hub.wires.lines import Ndjson
+from gateway.hub.wires.sse import Sse
+from gateway.hub.wires.websocket import WebSocket, label_member
+from gateway.hub.wires.wire import Wire
 from gateway.web import demo, discovery
-from gateway.web.app import create_app
+from gateway.web.app.app import create_app
 from gateway.web.discovery.asyncapi import document
 from gateway.web.discovery.description import description
 from gateway.web.discovery.html import SEARCH_FROM, render
-from gateway.web.messages import read
+from gateway.web.websocket.messages import read
 from gateway.wire.websocket import insert_member
 from gateway.wire.websocket import messages as frames
 

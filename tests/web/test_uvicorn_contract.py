@@ -30,13 +30,13 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.web.outlet import Cork
-from gateway.web.transport import GatewayProtocol
+from gateway.web.http.outlet import Cork
+from gateway.web.http.transport import GatewayProtocol
 
 LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
-HTTP = f"uvicorn {uvicorn.__version__} does otherwise; read gateway/web/transport.py: "
+HTTP = f"uvicorn {uvicorn.__version__} does otherwise; read gateway/web/http/transport.py: "
 LEAN = HTTP + "`give_away`, `go_on`: "
-LOOP = f"uvloop {uvloop.__version__}, or asyncio, does otherwise; read gateway/web/outlet.py: "
+LOOP = f"uvloop {uvloop.__version__}, or asyncio, does otherwise; read gateway/web/http/outlet.py: "
 
 
 def test_uvicorn_is_pinned_to_its_minor():

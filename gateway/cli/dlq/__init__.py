@@ -1,4 +1,4 @@
-"""`gateway dlq`: the dead letters of a sidecar's groups."""
+"""`gateway dlq`: list, print and resend the dead letters of a sidecar's groups."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..commands import FAILURE
-from ..run import File
+from gateway.cli.commands import FAILURE
+from gateway.cli.run import File
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,8 +105,8 @@ def show(
 async def _show(
     config: Path, topic: str, group: str | None, limit: int, everything: bool, as_json: bool
 ) -> None:
-    from gateway.core.record import TopicPartition
-    from gateway.kafka.piece import bounds
+    from gateway.core.log.record import TopicPartition
+    from gateway.kafka.fetch.piece import bounds
 
     from .opened import opened, queue_of
     from .shown import letter_json, letter_text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gateway.errors import BrokerUnavailable, GatewayError, UnknownTopic
 
 if TYPE_CHECKING:
-    from gateway.kafka.cluster import Cluster
+    from gateway.kafka.client.cluster import Cluster
     from gateway.sidecar.context import Context
     from gateway.sidecar.deadletter.queue import Queue
 
@@ -23,13 +23,13 @@ WITHIN = 15.0  # seconds for a broker to answer
 async def opened(file: Path) -> AsyncIterator[Context]:
     """What a part of the sidecar is made with; without its producer. Raises GatewayError."""
     from gateway.config import load
-    from gateway.config.sidecar import Sidecar
+    from gateway.config.sections.sidecar import Sidecar
     from gateway.formats.codec import Codecs
-    from gateway.kafka.cluster import Cluster, ClusterSettings
+    from gateway.kafka.client.cluster import Cluster, ClusterSettings
     from gateway.sidecar.app import catalog_of
     from gateway.sidecar.context import Context
-    from gateway.sidecar.scope import anyone
-    from gateway.sidecar.spec import Spec
+    from gateway.sidecar.http.scope import anyone
+    from gateway.sidecar.http.spec import Spec
 
     logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # we say it, in one line
     settings = load(file)

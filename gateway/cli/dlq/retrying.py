@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from gateway.cli.commands import FAILURE
 from gateway.errors import Fenced, GatewayError
 
-from ..commands import FAILURE
 from .opened import opened, queue_of
 from .shown import progress
 
 if TYPE_CHECKING:
-    from gateway.core.record import TopicPartition
-    from gateway.kafka.transaction import Transactions
+    from gateway.core.log.record import TopicPartition
+    from gateway.kafka.produce.transactions import Transactions
     from gateway.sidecar.context import Context
     from gateway.sidecar.deadletter.again import Result
     from gateway.sidecar.deadletter.queue import Queue
@@ -106,7 +106,7 @@ def _not_away(queue: Queue, result: Result, counts: Counter[str]) -> None:
 
 async def dropped(file: Path, topic: str, group: str | None, purge: bool, yes: bool) -> bool:
     """False: not after all."""
-    from gateway.kafka.delete_records import delete_records
+    from gateway.kafka.admin.delete_records import delete_records
     from gateway.sidecar.deadletter.again import transactions_of
 
     async with opened(file) as context:
@@ -132,8 +132,8 @@ async def dropped(file: Path, topic: str, group: str | None, purge: bool, yes: b
 
 
 async def _ends(context: Context, queue: Queue) -> dict[TopicPartition, int]:
-    from gateway.core.record import TopicPartition
-    from gateway.kafka.piece import bounds
+    from gateway.core.log.record import TopicPartition
+    from gateway.kafka.fetch.piece import bounds
 
     known = await context.topic(queue.topic)
     tps = [TopicPartition(queue.topic, each) for each in sorted(known.partitions)]

@@ -1,5 +1,4 @@
-"""`gateway pipeline`: Spark jobs from topics to topics. One file a command; each imports its room
-when it is called, and calls one function there."""
+"""`gateway pipeline`: Spark jobs from topics to topics, one module per command."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def restore(
 
 def _spark(pipelines: Pipelines, stack: ExitStack, *places: str) -> Any:
     """A session, where one of the places needs it."""
-    from gateway.pipeline.session import session
+    from gateway.pipeline.spark.session import session
     from gateway.pipeline.state import place
 
     if not any(map(place.remote, places)):

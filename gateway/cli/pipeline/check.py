@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ..commands import CONFIG
+from gateway.cli.commands import CONFIG
+
 from .completion import names_or_all
 from .options import File, jobs_of, settings_of
 

@@ -38,10 +38,9 @@ def demo(
     gateway pipeline demo --port 9000 --clicks 500 --late 0.2
     gateway pipeline demo --print-config > pipeline.yaml
     """
+    from gateway.cli.demo import must_be_free
     from gateway.pipeline.generate import Traffic
     from gateway.web.shop import CONFIG, shop
-
-    from ..demo import must_be_free
 
     if print_config:
         typer.echo(CONFIG, nl=False)

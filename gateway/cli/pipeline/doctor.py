@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.commands import FAILURE
 from gateway.errors import PipelineError
 
-from ..commands import FAILURE
 from .completion import names
 from .options import job_of, settings_of
 
@@ -95,7 +95,7 @@ def _saved(path: Path, name: str | None, cores: int | None, above: str) -> list[
 def _job(name: str | None, config: Path | None, cores: int | None, above: str) -> list[Diagnosis]:
     from gateway.pipeline.doctor.ranking import diagnose
     from gateway.pipeline.doctor.reading import run
-    from gateway.pipeline.progress import place, read
+    from gateway.pipeline.progress.progress import place, read
 
     assert name is not None and config is not None
     _, pipelines = settings_of(config)
@@ -110,7 +110,7 @@ def _job(name: str | None, config: Path | None, cores: int | None, above: str) -
 
 
 def _limits(above: str) -> Limits:
-    from gateway.config.units import duration
+    from gateway.config.types.units import duration
     from gateway.pipeline.doctor.cause import Limits
 
     try:

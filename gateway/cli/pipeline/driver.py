@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # Our parent passes signals on to us (see gateway.pipeline.submit, which is not imported yet).
+    # Our parent passes signals on to us: see gateway.pipeline.spark.submit (not imported yet).
     if file := os.environ.get("GATEWAY_DRIVER_PID_FILE"):
         Path(file).write_text(str(os.getpid()))
     # The folder of this file is the first to be looked in; its names are not for others. For a

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.run import File
 from gateway.errors import PipelineError
 
-from ..run import File
 from .completion import names, names_or_all
 
 if TYPE_CHECKING:
     from gateway.config import Pipelines, Settings
-    from gateway.config.pipeline import Job
+    from gateway.config.sections.pipeline import Job
 
 __all__ = ["AsJson", "File", "Jobs", "Name", "job_of", "jobs_of", "settings_of"]
 
@@ -46,7 +46,7 @@ def settings_of(file: Path) -> tuple[Settings, Pipelines]:
 
 def job_of(pipelines: Pipelines, name: str) -> Job:
     """By its name. Raises PipelineError, with the nearest one there is."""
-    from gateway.config.expression import nearest
+    from gateway.config.source.expression import nearest
 
     found = pipelines.job(name)
     if found is None:

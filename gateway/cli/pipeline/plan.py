@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..commands import FAILURE
+from gateway.cli.commands import FAILURE
 
 _SCALE = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
@@ -22,7 +22,7 @@ def _number(text: str) -> float:
 
 
 def _time(text: str) -> float:
-    from gateway.config.units import duration
+    from gateway.config.types.units import duration
 
     try:
         return duration(text)

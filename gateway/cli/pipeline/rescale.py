@@ -22,7 +22,7 @@ def rescale(name: Name, config: File, partitions: Partitions, force: Force = Fal
     \b
     gateway pipeline rescale sessions -c gateway.yaml --partitions 8
     """
-    from gateway.pipeline.session import session
+    from gateway.pipeline.spark.session import session
     from gateway.pipeline.state import place
     from gateway.pipeline.state import rescale as room
 

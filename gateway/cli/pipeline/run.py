@@ -28,7 +28,7 @@ def run(name: Jobs, config: File, fresh: Fresh = False) -> None:
     gateway pipeline run all -c gateway.yaml
     """
     from gateway.pipeline import check
-    from gateway.pipeline.runner import run as run_jobs
+    from gateway.pipeline.run.runner import run as run_jobs
     from gateway.telemetry import logs
 
     settings, pipelines = settings_of(config)

@@ -28,8 +28,8 @@ def skew(name: Name, config: File, last: Last = 10_000, as_json: AsJson = False)
     gateway pipeline skew paid -c gateway.yaml
     gateway pipeline skew paid -c gateway.yaml --json | jq -r '.keys[0].key'
     """
-    from gateway.pipeline.session import session
     from gateway.pipeline.skew import measured, table
+    from gateway.pipeline.spark.session import session
 
     settings, pipelines = settings_of(config)
     job = job_of(pipelines, name)

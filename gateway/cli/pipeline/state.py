@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..commands import FAILURE
+from gateway.cli.commands import FAILURE
+
 from .options import File, Name, job_of, settings_of
 
 Keys = Annotated[
@@ -36,7 +37,7 @@ def state(
     """
     from contextlib import ExitStack
 
-    from gateway.pipeline.session import session
+    from gateway.pipeline.spark.session import session
     from gateway.pipeline.state import place, read, whole
 
     _, pipelines = settings_of(config)

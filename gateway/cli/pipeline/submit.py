@@ -33,9 +33,9 @@ def submit(
     gateway pipeline submit all -c gateway.yaml --print
     """
     from gateway.pipeline import check
-    from gateway.pipeline.jars import connector
-    from gateway.pipeline.package import archive
-    from gateway.pipeline.submit import command, run
+    from gateway.pipeline.spark.jars import connector
+    from gateway.pipeline.spark.package import archive
+    from gateway.pipeline.spark.submit import command, run
 
     settings, pipelines = settings_of(config)
     jobs = jobs_of(pipelines, name)

@@ -1,4 +1,4 @@
-"""`gateway tail`."""
+"""`gateway tail`: a client of streams over SSE, WebSocket, or from topics directly."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..options import LOCAL, Config, Servers, listed
+from gateway.cli.options import LOCAL, Config, Servers, listed
+
 from .style import Style
 
 

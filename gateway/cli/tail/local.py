@@ -16,11 +16,10 @@ import httpx
 from starlette.types import ASGIApp, Message
 
 from gateway import config
+from gateway.cli.options import kafka_of
 from gateway.config import Settings, Topic
 from gateway.errors import ConfigError, GatewayError
-from gateway.web.app import create_app
-
-from ..options import kafka_of
+from gateway.web.app.app import create_app
 
 PATH = "/stream"
 OPTIONS = {"format": "envelope", "clientFilters": True, "clientFields": True}

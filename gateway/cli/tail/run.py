@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gateway.core.recovery import Cause
+from gateway.core.log.recovery import Cause
 from gateway.errors import GatewayError
 
 from .follow import Follower
@@ -160,7 +160,7 @@ class _Tail:
         if options.quiet:
             logging.getLogger().addHandler(logging.NullHandler())
         logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # ours are enough
-        logging.getLogger("gateway.kafka.outages").addFilter(_is_not_of_topic)
+        logging.getLogger("gateway.kafka.client.outages").addFilter(_is_not_of_topic)
         async with serving(settings) as transport:
             source = SseSource(target, headers={}, transport=transport, shown=shown)
             try:

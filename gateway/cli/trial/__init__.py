@@ -1,5 +1,7 @@
-"""What a configuration needs of others, tried before it is deployed: everything at once, and
-within some seconds each."""
+"""What `gateway check --cluster` tries before a deployment: brokers, topics, other servers.
+
+All tries run at the same time, each with a timeout of some seconds.
+"""
 
 from __future__ import annotations
 

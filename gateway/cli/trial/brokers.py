@@ -14,21 +14,21 @@ from typing import NamedTuple
 from uuid import UUID
 
 from gateway.config import Kafka
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.errors import KafkaError
-from gateway.kafka.changes import DENIED
-from gateway.kafka.cluster import ClusterSettings, address
-from gateway.kafka.connections import Connections, Role
-from gateway.kafka.fetch import Want as Wanted
-from gateway.kafka.fetch import fetch
-from gateway.kafka.messages import (
+from gateway.kafka.client.cluster import ClusterSettings, address
+from gateway.kafka.client.connections import Connections, Role
+from gateway.kafka.client.metadata import UNKNOWN_TOPIC
+from gateway.kafka.client.metadata_changes import DENIED
+from gateway.kafka.fetch.fetch import Want as Wanted
+from gateway.kafka.fetch.fetch import fetch
+from gateway.kafka.protocol.requests import (
     BrokerAnswer,
     MetadataAnswer,
     MetadataRequest,
     Operation,
     TopicAnswer,
 )
-from gateway.kafka.metadata import UNKNOWN_TOPIC
 
 from .finding import Finding, Steps, fails, ok, warning
 from .wants import Pattern, Want, judge, judge_pattern

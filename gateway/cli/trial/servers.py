@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from gateway.config import Http, Influx, Jwt, SchemaRegistry, Settings
-from gateway.config.trust import client_context
+from gateway.config.types.trust import client_context
 from gateway.web.access.elsewhere import Away, Reply
 from gateway.web.access.jwks import LARGEST, KeySet
 

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from gateway.config import Kafka, Route, Settings
-from gateway.config.expression import nearest
-from gateway.core.glob import fits, is_glob
-from gateway.kafka.changes import DENIED
-from gateway.kafka.messages import Operation, TopicAnswer
-from gateway.kafka.metadata import UNKNOWN_TOPIC
+from gateway.config.source.expression import nearest
+from gateway.core.channel.glob import fits, is_glob
+from gateway.kafka.client.metadata import UNKNOWN_TOPIC
+from gateway.kafka.client.metadata_changes import DENIED
+from gateway.kafka.protocol.requests import Operation, TopicAnswer
 
 from .finding import Finding, State, ok, warning
 

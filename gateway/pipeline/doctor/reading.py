@@ -1,7 +1,8 @@
 """A query's progress, as the doctor reads it: seconds and counts, whatever wrote it down.
 
 A record is Spark's own progress of one batch (StreamingQueryProgress.json), and where it is known
-`tasks`, what its stages took (see `gateway.pipeline.tasks`), and `notes` of the job's own parts.
+`tasks`, what its stages took (see `gateway.pipeline.progress.tasks`), and `notes` of the job's own
+parts.
 Spark adds the times of operators up over tasks; what that is of a batch is `Run.width`'s to say.
 """
 

@@ -16,14 +16,15 @@ from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.config.pipeline import Input, Output
-from gateway.config.settings import Settings
+from gateway.config.sections.pipeline import Input, Output
+from gateway.config.sections.settings import Settings
 from gateway.errors import PipelineError
+from gateway.pipeline import topics
+from gateway.pipeline.checkpoint.checkpoint import Batch, Checkpoint, Sources
+from gateway.pipeline.progress import counts
+from gateway.pipeline.spark.connect import client, cluster_of
 from gateway.telemetry import catalog
 
-from .. import counts, topics
-from ..checkpoint import Batch, Checkpoint, Sources
-from ..connect import client, cluster_of
 from .gaps import Gaps
 from .ledger import Ledger, opened
 from .producers import Interrupted, Transactional

@@ -20,7 +20,8 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaException
 
-from ..failures import of_kafka
+from gateway.pipeline.run.failures import of_kafka
+
 from .ledger import Ledger, log_starts
 from .producers import Transactional
 

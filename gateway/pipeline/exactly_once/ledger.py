@@ -29,7 +29,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from gateway.errors import PipelineUnavailable
-from gateway.pipeline.failures import of_kafka
+from gateway.pipeline.run.failures import of_kafka
 
 from .plan import Entry, Plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..dead_letters import explain_refusal
+from gateway.pipeline.run.dead_letters import explain_refusal
 
 KEY, SAMPLE = 1_000, 16_384  # bytes at most of such a row's key, headers and value in its letter
 FRAME = 100  # bytes of a batch of one record beside its key, value and headers, and more

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from confluent_kafka import KafkaException, Producer
 
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline.failures import of_kafka
+from gateway.pipeline.run.failures import of_kafka
 from gateway.pipeline.topics import MAX_MESSAGE_BYTES
 
 from .letters import FRAME

@@ -14,10 +14,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..checkpoint import RECREATED, Checkpoint, Sources
-from ..state.files import Files, discard_state
-from ..topics import Topic
-from ..unreadable.offsets import forget_ends
+from gateway.pipeline.checkpoint.checkpoint import RECREATED, Checkpoint, Sources
+from gateway.pipeline.state.files import Files, discard_state
+from gateway.pipeline.topics import Topic
+from gateway.pipeline.unreadable.offsets import forget_ends
+
 from .gaps import Gap
 
 FILE = "topics.json"

@@ -19,12 +19,13 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from gateway.config import Kafka
-from gateway.config.pipeline import Input, Output
-from gateway.core.record import TopicPartition
+from gateway.config.sections.pipeline import Input, Output
+from gateway.core.log.record import TopicPartition
+from gateway.pipeline import topics
+from gateway.pipeline.checkpoint.checkpoint import Batch, Checkpoint, Offsets
+from gateway.pipeline.inputs import source
+from gateway.pipeline.spark.connect import client
 
-from .. import source, topics
-from ..checkpoint import Batch, Checkpoint, Offsets
-from ..connect import client
 from .writer import Writer
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from confluent_kafka import KafkaException
 
 from gateway.errors import CheckpointRefused, PipelineError
+from gateway.pipeline import topics
 
-from .. import topics
 from . import letters, producers
 from .ledger import Ledger, writer_key
 from .plan import Plan, Superseded, current, due

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaException
 
-from gateway.config.pipeline import Output
+from gateway.config.sections.pipeline import Output
 from gateway.errors import PipelineUnavailable
+from gateway.pipeline.progress import progress
+from gateway.pipeline.run.dead_letters import dead_letters_of
+from gateway.pipeline.run.failures import of_kafka
+from gateway.pipeline.topics import max_message_bytes
 
-from .. import progress
-from ..dead_letters import dead_letters_of
-from ..failures import of_kafka
-from ..topics import max_message_bytes
 from .ledger import Ledger, opened, owner_key
 from .plan import Change, Entry, Plan, Superseded, verify, verify_owner
 from .producers import MARK, Transactional
@@ -27,7 +27,7 @@ from .task import OUTCOME, Task, refusal
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from ..checkpoint import Checkpoint
+    from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gateway.config import pipelines as config
-from gateway.config.pipeline import Input, Job, Output
+from gateway.config.sections import pipelines as config
+from gateway.config.sections.pipeline import Input, Job, Output
 
 
 def inputs(job: Job) -> Mapping[str, Input]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from gateway.config.pipelines import Aggregate, Distinct, Top
+from gateway.config.sections.pipelines import Aggregate, Distinct, Top
 
 from .sql import lacking, named
 

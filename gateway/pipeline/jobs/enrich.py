@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from gateway.config.expression import nearest
-from gateway.config.pipelines import Broadcast, Redis
+from gateway.config.sections.pipelines import Broadcast, Redis
+from gateway.config.source.expression import nearest
 from gateway.errors import PipelineError
-from gateway.pipeline import types
+from gateway.pipeline.inputs import types
+from gateway.pipeline.inputs.types import META
 from gateway.pipeline.tables import broadcast, lookup
 from gateway.pipeline.tables.columns import parsed
-from gateway.pipeline.types import META
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from gateway.config.pipelines import Enrich
+    from gateway.config.sections.pipelines import Enrich
 
 TABLE = "table"
 """What `build` knows the table that is held by."""

@@ -18,12 +18,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from gateway.config.expression import nearest
+from gateway.config.source.expression import nearest
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from gateway.config.pipelines import Join, Salt
+    from gateway.config.sections.pipelines import Join, Salt
 
 Side: TypeAlias = Literal["left", "right"]
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from gateway.config.pipeline import Fields, Input
+from gateway.config.sections.pipeline import Fields, Input
 from gateway.pipeline.tables.redis import NOTE, Away, Redis, Server, texts
 from gateway.pipeline.tables.waiting import Waiting
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-    from gateway.config.pipelines import Load
+    from gateway.config.sections.pipelines import Load
 
 _WRITTEN = "topic string, partition int, next bigint"
 

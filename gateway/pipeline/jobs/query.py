@@ -21,8 +21,8 @@ from itertools import pairwise
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
 
-from gateway.config.expression import nearest
-from gateway.config.pipelines import Query
+from gateway.config.sections.pipelines import Query
+from gateway.config.source.expression import nearest
 
 from . import sql
 from .sql import Word, lacking, words

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
-from gateway.config.pipelines import Sessions
+from gateway.config.sections.pipelines import Sessions
 
 from . import measures, sql
 

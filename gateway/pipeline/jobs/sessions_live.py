@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from gateway.config.pipelines import Sessions
+from gateway.config.sections.pipelines import Sessions
 from gateway.errors import PipelineError
 
 from . import measures

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from gateway.config.expression import nearest
+from gateway.config.source.expression import nearest
 
 RECORD = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 """What every input has beside its fields."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import PipelineError
+from gateway.pipeline.checkpoint import definition
 
-from .. import definition
 from .chosen import Look, batch_of, needed
 from .files import Files
 

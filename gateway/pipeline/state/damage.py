@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.pipeline import alerts, counts
+from gateway.pipeline.progress import alerts, counts
 from gateway.telemetry import catalog
 
 log = logging.getLogger(__name__)

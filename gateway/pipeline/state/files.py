@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from gateway.pipeline import checkpoints
+from gateway.pipeline.checkpoint import checkpoints
 
 from . import layout
 

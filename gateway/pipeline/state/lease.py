@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from gateway.errors import PipelineError
-from gateway.pipeline import checkpoints
+from gateway.pipeline.checkpoint import checkpoints
 
 from . import layout
 from .files import Files

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gateway.errors import PipelineError
-from gateway.pipeline import checkpoints
+from gateway.pipeline.checkpoint import checkpoints
 
 from . import lease
 from .files import Files, files

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gateway.config.pipeline import Job, State
-from gateway.config.pipelines import Join
+from gateway.config.sections.pipeline import Job, State
+from gateway.config.sections.pipelines import Join
 
 _STORE = "spark.sql.streaming.stateStore."
 _ROCKS = f"{_STORE}rocksdb."

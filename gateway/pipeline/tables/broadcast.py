@@ -19,7 +19,8 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gateway.errors import PipelineError
-from gateway.pipeline import alerts, failures
+from gateway.pipeline.progress import alerts
+from gateway.pipeline.run import failures
 from gateway.pipeline.unreadable.around import Around
 
 from .columns import parsed
@@ -27,7 +28,7 @@ from .columns import parsed
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from gateway.config.pipelines import Broadcast
+    from gateway.config.sections.pipelines import Broadcast
 
 log = logging.getLogger(__name__)
 

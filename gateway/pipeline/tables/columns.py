@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gateway.pipeline import parsing
+from gateway.pipeline.inputs import parsing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from gateway.config import pipelines as config
+    from gateway.config.sections import pipelines as config
 
 Fallback: TypeAlias = Callable[[list[str]], Mapping[str, Any]]
 Source: TypeAlias = Callable[[Server], Redis]

@@ -20,7 +20,7 @@ from gateway.errors import PipelineError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from gateway.config import pipelines as config
+    from gateway.config.sections import pipelines as config
 
 T = TypeVar("T")
 

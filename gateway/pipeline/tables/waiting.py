@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable
 
-from gateway.core.recovery import Backoff, Cause
+from gateway.core.log.recovery import Backoff, Cause
 
 log = logging.getLogger(__name__)
 

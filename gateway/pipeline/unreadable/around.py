@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from gateway.pipeline import topics
+from gateway.pipeline.progress import counts
+from gateway.pipeline.run.failures import Unreadable, causes, find_unreadable
 from gateway.telemetry import catalog
 
-from .. import counts, topics
-from ..failures import Unreadable, causes, find_unreadable
 from .log import read_run
 
 log = logging.getLogger(__name__)

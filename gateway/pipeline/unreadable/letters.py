@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from gateway.config import Kafka
-from gateway.config.pipeline import Output
+from gateway.config.sections.pipeline import Output
+from gateway.pipeline import topics
+from gateway.pipeline.exactly_once import letters
+from gateway.pipeline.exactly_once.ledger import Ledger, opened
+from gateway.pipeline.exactly_once.producers import Transactional
+from gateway.pipeline.exactly_once.side import INPUT, PLACE, REASON, topic_of
+from gateway.pipeline.spark.connect import client
+from gateway.pipeline.topics import Topic
 
-from .. import topics
-from ..connect import client
-from ..exactly_once import letters
-from ..exactly_once.ledger import Ledger, opened
-from ..exactly_once.producers import Transactional
-from ..exactly_once.side import INPUT, PLACE, REASON, topic_of
-from ..topics import Topic
 from .log import Record
 
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gateway.errors import PipelineError
-
-from ..checkpoint import RECREATED, UNREADABLE, Checkpoint, Sources
-from ..state.files import Files, discard_state
+from gateway.pipeline.checkpoint.checkpoint import RECREATED, UNREADABLE, Checkpoint, Sources
+from gateway.pipeline.state.files import Files, discard_state
 
 
 class Range(NamedTuple):

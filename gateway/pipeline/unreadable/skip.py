@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from confluent_kafka import KafkaException
 
 from gateway.config import Kafka
-from gateway.config.pipeline import Input
+from gateway.config.sections.pipeline import Input
 from gateway.errors import PipelineError
+from gateway.pipeline import topics
+from gateway.pipeline.progress import counts
+from gateway.pipeline.run.failures import Unreadable, of_kafka
+from gateway.pipeline.spark.connect import client
 from gateway.telemetry import catalog
 
-from .. import counts, topics
-from ..connect import client
-from ..failures import Unreadable, of_kafka
 from .letters import DeadLetters, Origin
 from .log import Record, find_next, read_run
 from .offsets import Range, Unfinished

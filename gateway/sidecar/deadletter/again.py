@@ -15,17 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ...core.verdict import Answered, Away, Item, Suspect, Verdict
-from ...errors import RegistryUnavailable
-from ...kafka.cluster import Cluster
-from ...kafka.transaction import Transactions, Write
-from ..context import Audit, Context
-from ..ids import current
-from ..reactive.backend import BackEnd
-from ..reactive.dead_letters import partition
-from ..reactive.letter import RETRIES
-from ..reactive.runner import GROUP
-from ..reactive.written import Writer
+from gateway.core.delivery.verdict import Answered, Away, Item, Suspect, Verdict
+from gateway.errors import RegistryUnavailable
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.produce.transactions import Transactions, Write
+from gateway.sidecar.context import Audit, Context
+from gateway.sidecar.http.ids import current
+from gateway.sidecar.reactive.backend import BackEnd
+from gateway.sidecar.reactive.dead_letters import partition
+from gateway.sidecar.reactive.letter import RETRIES
+from gateway.sidecar.reactive.runner import GROUP
+from gateway.sidecar.reactive.written import Writer
+
 from .queue import Found, Points, Queue
 
 PROCESSED, RETURNED, PARKED, COPIED = "processed", "returned", "parked", "copied"

@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ...core.record import TopicPartition
-from ...kafka.cluster import Cluster
-from ...kafka.commits import Commits
-from ...kafka.piece import bounds
+from gateway.core.log.record import TopicPartition
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.fetch.piece import bounds
+from gateway.kafka.group.commits import Commits
+
 from .queue import Found, Queue
 
 LONGEST = 100  # characters of a reason

@@ -20,27 +20,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ...config.sidecar import Consumer as ConsumerSettings
-from ...config.sidecar import Group
-from ...core.batch import Dead
-from ...core.record import Record, TopicPartition
-from ...core.verdict import UNEXPLAINED
-from ...errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
-from ...formats.codec import Format
-from ...kafka.piece import piece
-from ...telemetry import catalog
-from ...telemetry.figures import Figures
-from ..backends import ext_of, group_named
-from ..body import read
-from ..context import Context
-from ..reactive.backend import BackEnd
-from ..reactive.dead_letters import DeadLetters
-from ..reactive.letter import Letter
-from ..reactive.written import Writer
-from ..scope import READ, WRITE
-from ..shown import shown, text_headers
-from ..spec import wrong
-from ..status import Refusal, answer
+from gateway.config.sections.sidecar import Consumer as ConsumerSettings
+from gateway.config.sections.sidecar import Group
+from gateway.core.delivery.batch import Dead
+from gateway.core.delivery.verdict import UNEXPLAINED
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import BrokerUnavailable, Fenced, KafkaError, UnknownTopic
+from gateway.formats.codec import Format
+from gateway.kafka.fetch.piece import piece
+from gateway.sidecar.backends import ext_of, group_named
+from gateway.sidecar.consumer.record_json import shown, text_headers
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.body import read
+from gateway.sidecar.http.scope import READ, WRITE
+from gateway.sidecar.http.spec import wrong
+from gateway.sidecar.http.status import Refusal, answer
+from gateway.sidecar.reactive.backend import BackEnd
+from gateway.sidecar.reactive.dead_letters import DeadLetters
+from gateway.sidecar.reactive.letter import Letter
+from gateway.sidecar.reactive.written import Writer
+from gateway.telemetry import catalog
+from gateway.telemetry.figures import Figures
+
 from .again import Again, Result, transactions_of
 from .queue import Found, Queue
 

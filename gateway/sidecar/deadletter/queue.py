@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ...core.record import Record, TopicPartition
-from ...kafka.cluster import Cluster
-from ...kafka.commits import Commits
-from ...kafka.group_messages import Committed
-from ...kafka.piece import bounds, piece
-from ..reactive.letter import Letter, opened
-from ..reactive.written import ids_of
+from gateway.core.log.record import Record, TopicPartition
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.fetch.piece import bounds, piece
+from gateway.kafka.group.commits import Commits
+from gateway.kafka.protocol.group_messages import Committed
+from gateway.sidecar.reactive.letter import Letter, opened
+from gateway.sidecar.reactive.written import ids_of
 
 Points = Mapping[TopicPartition, int]
 

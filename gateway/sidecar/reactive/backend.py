@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import httpx
 
-from ...config.sidecar import Backend as Settings
-from ...core.record import Record
-from ...core.verdict import Away, Suspect, Verdict, verdict
+from gateway.config.sections.sidecar import Backend as Settings
+from gateway.core.delivery.verdict import Away, Suspect, Verdict, verdict
+from gateway.core.log.record import Record
 
 LARGEST = 64 << 20  # bytes of an answer
 LONGEST = 3600.0  # seconds of a Retry-After that is heard

@@ -7,13 +7,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...core.batch import Dead
-from ...core.record import TopicPartition
-from ...errors import GatewayError, KafkaError, PartitionFailed, UnknownTopic
-from ...kafka.messages import TopicAnswer
-from ...kafka.partitioner import partition_of
-from ...kafka.topics import make_topic
-from ..context import Context
+from gateway.core.delivery.batch import Dead
+from gateway.core.log.record import TopicPartition
+from gateway.errors import GatewayError, KafkaError, PartitionFailed, UnknownTopic
+from gateway.kafka.admin.topics import make_topic
+from gateway.kafka.produce.partitioner import partition_of
+from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.sidecar.context import Context
+
 from .letter import Letter
 from .written import ids_of
 

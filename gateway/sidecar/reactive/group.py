@@ -14,16 +14,17 @@ from functools import partial
 
 import httpx
 
-from ...config.sidecar import Group as Settings
-from ...core.batch import Settled
-from ...core.held import LATEST
-from ...core.record import TopicPartition
-from ...core.recovery import cause_of
-from ...errors import AccessDenied, KafkaError, NotOwned, PartitionFailed
-from ...kafka.consumer import GroupConsumer
-from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset, code_of
-from ...telemetry.histogram import Histogram
-from ..context import Context, audit_gap
+from gateway.config.sections.sidecar import Group as Settings
+from gateway.core.delivery.batch import Settled
+from gateway.core.group.partition_state import LATEST
+from gateway.core.log.record import TopicPartition
+from gateway.core.log.recovery import cause_of
+from gateway.errors import AccessDenied, KafkaError, NotOwned, PartitionFailed
+from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset, code_of
+from gateway.kafka.group.consumer import GroupConsumer
+from gateway.sidecar.context import Context, audit_gap
+from gateway.telemetry.histogram import Histogram
+
 from .backend import BackEnd
 from .dead_letters import DeadLetters
 from .points import Points

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 
 SUFFIX = ".dlq"
 

@@ -16,18 +16,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ...config.expression import nearest
-from ...core.record import TopicPartition
-from ...errors import NotOwned
-from ...kafka.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset
-from ...telemetry import catalog
-from ...telemetry.figures import Figures
-from ..body import read
-from ..context import Context
-from ..kept import kept
-from ..part import Unready
-from ..scope import READ
-from ..status import Refusal, answer
+from gateway.config.source.expression import nearest
+from gateway.core.log.record import TopicPartition
+from gateway.errors import NotOwned
+from gateway.kafka.client.offsets import READ_COMMITTED, READ_UNCOMMITTED, Offset
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.body import read
+from gateway.sidecar.http.scope import READ
+from gateway.sidecar.http.status import Refusal, answer
+from gateway.sidecar.part import Unready
+from gateway.sidecar.supervise import kept
+from gateway.telemetry import catalog
+from gateway.telemetry.figures import Figures
+
 from .group import ReactiveGroup
 from .state import state_of
 

@@ -10,8 +10,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
-from ...core.record import TopicPartition
-from ...errors import KafkaError, NotOwned
+from gateway.core.log.record import TopicPartition
+from gateway.errors import KafkaError, NotOwned
 
 log = logging.getLogger(__name__)
 

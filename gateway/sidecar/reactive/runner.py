@@ -9,17 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ...config.sidecar import Group
-from ...core.batch import Bury, Dead, Probe, Rules, Send, Settled, Wait
-from ...core.delivery import Lane
-from ...core.record import TopicPartition
-from ...core.verdict import Answered, Away, Verdict
-from ...errors import RegistryUnavailable
-from ...kafka.outages import Outages
-from ...telemetry.about import about
-from ...telemetry.histogram import Histogram
-from ..context import Audit, Unaudited
-from ..ids import Ids
+from gateway.config.sections.sidecar import Group
+from gateway.core.delivery.batch import Bury, Dead, Probe, Rules, Send, Settled, Wait
+from gateway.core.delivery.lane import Lane
+from gateway.core.delivery.verdict import Answered, Away, Verdict
+from gateway.core.log.record import TopicPartition
+from gateway.errors import RegistryUnavailable
+from gateway.kafka.client.outages import Outages
+from gateway.sidecar.context import Audit, Unaudited
+from gateway.sidecar.http.ids import Ids
+from gateway.telemetry.about import about
+from gateway.telemetry.histogram import Histogram
+
 from .backend import BackEnd
 from .dead_letters import DeadLetters
 from .points import Points

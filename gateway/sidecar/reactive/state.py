@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ...core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
+
 from .group import ReactiveGroup
 from .runner import Runner
 

@@ -14,14 +14,14 @@ from uuid import NAMESPACE_URL, uuid5
 
 import orjson
 
-from ...config.sidecar import Group, Sidecar
-from ...core.record import Record
-from ...core.verdict import Answered, Item, Verdict
-from ...errors import FormatError
-from ...formats.codec import Codecs, Format, SchemaUnknown
-from ...formats.event import json_of
-from ...formats.plain import plain_value
-from ..ids import CORRELATION, TRACEABILITY
+from gateway.config.sections.sidecar import Group, Sidecar
+from gateway.core.delivery.verdict import Answered, Item, Verdict
+from gateway.core.log.record import Record
+from gateway.errors import FormatError
+from gateway.formats.codec import Codecs, Format, SchemaUnknown
+from gateway.formats.event import json_of
+from gateway.formats.plain import plain_value
+from gateway.sidecar.http.ids import CORRELATION, TRACEABILITY
 
 
 class Written(NamedTuple):

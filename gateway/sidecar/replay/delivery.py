@@ -11,16 +11,17 @@ from collections.abc import Mapping, Sequence
 
 import httpx
 
-from ...config.sidecar import Group
-from ...core.batch import Settled as Portion
-from ...core.record import Record, TopicPartition
-from ...core.verdict import Verdict
-from ..context import Context
-from ..reactive.backend import BackEnd
-from ..reactive.dead_letters import DeadLetters
-from ..reactive.points import Points
-from ..reactive.runner import Runner, Works, audited, rules_of
-from ..reactive.written import Writer
+from gateway.config.sections.sidecar import Group
+from gateway.core.delivery.batch import Settled as Portion
+from gateway.core.delivery.verdict import Verdict
+from gateway.core.log.record import Record, TopicPartition
+from gateway.sidecar.context import Context
+from gateway.sidecar.reactive.backend import BackEnd
+from gateway.sidecar.reactive.dead_letters import DeadLetters
+from gateway.sidecar.reactive.points import Points
+from gateway.sidecar.reactive.runner import Runner, Works, audited, rules_of
+from gateway.sidecar.reactive.written import Writer
+
 from .job import ID, Settled
 
 

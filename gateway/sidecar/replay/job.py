@@ -15,15 +15,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from ...core.record import Record, TopicPartition
-from ...core.recovery import Backoff, Cause
-from ...core.replay import Replay, Span, State
-from ...errors import BrokerUnavailable, Fenced, GatewayError, KafkaError
-from ...kafka.messages import TopicAnswer
-from ...kafka.partitioner import partition_of
-from ...kafka.piece import Piece, piece
-from ...kafka.transaction import Transactions, Write
-from ..context import Context
+from gateway.core.delivery.replay import Replay, Span, State
+from gateway.core.log.record import Record, TopicPartition
+from gateway.core.log.recovery import Backoff, Cause
+from gateway.errors import BrokerUnavailable, Fenced, GatewayError, KafkaError
+from gateway.kafka.fetch.piece import Piece, piece
+from gateway.kafka.produce.partitioner import partition_of
+from gateway.kafka.produce.transactions import Transactions, Write
+from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.sidecar.context import Context
+
 from .state import States
 
 log = logging.getLogger(__name__)

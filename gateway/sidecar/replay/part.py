@@ -22,20 +22,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ...core.record import TopicPartition
-from ...core.replay import Destination, Replay, Span, State
-from ...kafka.messages import TopicAnswer
-from ...kafka.piece import at_time, bounds
-from ...kafka.transaction import Transactions
-from ...telemetry import catalog
-from ...telemetry.figures import Figures
-from ..backends import group_named
-from ..body import read
-from ..context import Context
-from ..part import Unready
-from ..scope import READ, WRITE
-from ..spec import wrong
-from ..status import Refusal, answer
+from gateway.core.delivery.replay import Destination, Replay, Span, State
+from gateway.core.log.record import TopicPartition
+from gateway.kafka.fetch.piece import at_time, bounds
+from gateway.kafka.produce.transactions import Transactions
+from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.sidecar.backends import group_named
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.body import read
+from gateway.sidecar.http.scope import READ, WRITE
+from gateway.sidecar.http.spec import wrong
+from gateway.sidecar.http.status import Refusal, answer
+from gateway.sidecar.part import Unready
+from gateway.telemetry import catalog
+from gateway.telemetry.figures import Figures
+
 from .delivery import Delivery
 from .job import Job, end
 from .shown import shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from ...core.replay import Destination, Replay
+from gateway.core.delivery.replay import Destination, Replay
 
 DELIVERY = {
     Destination.TOPIC: "exactly-once",

@@ -15,14 +15,14 @@ from uuid import UUID
 
 import orjson
 
-from ...core.record import Record, TopicPartition
-from ...core.replay import Replay, Replays
-from ...errors import BrokerUnavailable, KafkaError, PartitionFailed, UnknownTopic
-from ...kafka.messages import TopicAnswer
-from ...kafka.piece import OUT_OF_RANGE, bounds, piece
-from ...kafka.topics import make_topic
-from ...kafka.transaction import Transactions, Write
-from ..context import Context
+from gateway.core.delivery.replay import Replay, Replays
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed, UnknownTopic
+from gateway.kafka.admin.topics import make_topic
+from gateway.kafka.fetch.piece import OUT_OF_RANGE, bounds, piece
+from gateway.kafka.produce.transactions import Transactions, Write
+from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.sidecar.context import Context
 
 log = logging.getLogger(__name__)
 

@@ -10,15 +10,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...core.record import TopicPartition
-from ...errors import GatewayError
-from ...formats.codec import Format
-from ..context import Context
-from ..dialect import listed
-from ..instance import Instance
-from ..shown import Headers, paired_headers
-from ..spec import Operation
-from ..status import Refusal, answer, headers_of
+from gateway.core.log.record import TopicPartition
+from gateway.errors import GatewayError
+from gateway.formats.codec import Format
+from gateway.sidecar.consumer.dialect import listed
+from gateway.sidecar.consumer.instance import Instance
+from gateway.sidecar.consumer.record_json import Headers, paired_headers
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.spec import Operation
+from gateway.sidecar.http.status import Refusal, answer, headers_of
+
 from . import media
 from .errors import NotJson, body_of, invalid
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import (
+from gateway.errors import (
     AccessDenied,
     FormatError,
     KafkaError,
@@ -17,7 +17,7 @@ from ...errors import (
     RegistryUnavailable,
     UnknownTopic,
 )
-from ..status import Refusal, status_of
+from gateway.sidecar.http.status import Refusal, status_of
 
 TOPIC, PARTITION, INSTANCE = 40401, 40402, 40403
 FORMAT_MISMATCH, NOT_ACCEPTABLE = 40601, 40602

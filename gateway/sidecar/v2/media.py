@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
-from ...formats.codec import Format
+from gateway.formats.codec import Format
 
 PLAIN = "application/vnd.kafka.v2+json"
 JSON = "application/json"

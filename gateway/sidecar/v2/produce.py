@@ -14,21 +14,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from ...errors import FormatError
-from ...formats import digits
-from ...formats.codec import Format, SchemaRef
-from ...formats.plain import plain_bytes
-from .. import outcome
-from ..body import read
-from ..context import Context
-from ..dialect import Slashed
-from ..ids import current
-from ..order import DOUBTFUL, UNWRITTEN, Order, Side, formats_of
-from ..producer import Producers
-from ..scope import WRITE
-from ..spec import wrong
-from ..status import Refusal
-from ..topics import described
+from gateway.errors import FormatError
+from gateway.formats import digits
+from gateway.formats.codec import Format, SchemaRef
+from gateway.formats.plain import plain_bytes
+from gateway.sidecar.consumer.dialect import Slashed
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.body import read
+from gateway.sidecar.http.ids import current
+from gateway.sidecar.http.scope import WRITE
+from gateway.sidecar.http.spec import wrong
+from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.producer import outcome
+from gateway.sidecar.producer.order import DOUBTFUL, UNWRITTEN, Order, Side, formats_of
+from gateway.sidecar.producer.producer import Producers
+from gateway.sidecar.topics import described
+
 from .dialect import CONFLUENT, parsed, supported
 from .errors import RETRIABLE, invalid
 from .served import asked_partition, spoken

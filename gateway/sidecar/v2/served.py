@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...core.record import TopicPartition
-from ..context import Context
-from ..status import Refusal
-from ..topics import partition_of
+from gateway.core.log.record import TopicPartition
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.topics import partition_of
+
 from .dialect import CONFLUENT, answered_as
 
 Handler = Callable[[Request], Awaitable[Response]]

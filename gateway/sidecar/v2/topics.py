@@ -9,16 +9,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
 
-from ...core.record import TopicPartition
-from ...errors import BrokerUnavailable
-from ...kafka.config_messages import DescribeConfigsRequest
-from ...kafka.connections import Role
-from ...kafka.messages import PartitionAnswer
-from ...kafka.offsets import EARLIEST, LATEST, READ_COMMITTED, Offset
-from ..context import Context
-from ..dialect import Slashed
-from ..scope import READ
-from ..topics import described
+from gateway.core.log.record import TopicPartition
+from gateway.errors import BrokerUnavailable
+from gateway.kafka.client.connections import Role
+from gateway.kafka.client.offsets import EARLIEST, LATEST, READ_COMMITTED, Offset
+from gateway.kafka.protocol.config_messages import DescribeConfigsRequest
+from gateway.kafka.protocol.requests import PartitionAnswer
+from gateway.sidecar.consumer.dialect import Slashed
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.scope import READ
+from gateway.sidecar.topics import described
+
 from .dialect import CONFLUENT
 from .served import asked_partition, spoken
 

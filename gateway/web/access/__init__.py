@@ -1,5 +1,7 @@
-"""Who may have a stream: the configured guards, and what an application that mounts the gateway
-hands in."""
+"""Access control: the configured guards, and the one that a host application may pass in.
+
+A guard reads credentials from a request and answers with a `grant`. Start with `guards`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Protocol
 
 from starlette.requests import HTTPConnection
 
-from ...config import Route
+from gateway.config import Route
+
 from .credentials import bearer
 from .grant import NOBODY, Grant, Granted
 from .guard import WANTED, Wanted

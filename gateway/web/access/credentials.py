@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from starlette.requests import HTTPConnection
 
-from ...config import Credentials
-from ...config.credentials import PLACE
+from gateway.config import Credentials
+from gateway.config.sections.credentials import PLACE
 
 _SCHEME = "bearer."
 

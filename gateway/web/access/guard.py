@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 from starlette.requests import HTTPConnection
 
-from ...config import PathPattern, Route
-from ...config.producing import pattern_of
+from gateway.config import PathPattern, Route
+from gateway.config.sections.producing import pattern_of
+
 from .grant import Grant
 from .refusal import Refusals
 

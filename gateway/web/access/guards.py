@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from starlette.requests import HTTPConnection
 
-from ... import config as configured
-from ...config import Http, Inline, Jwt, Route, Settings
-from ...errors import NotGranted
-from ...telemetry.redact import hide
+from gateway import config as configured
+from gateway.config import Http, Inline, Jwt, Route, Settings
+from gateway.errors import NotGranted
+from gateway.telemetry.redact import hide
+
 from .credentials import bearer
 from .elsewhere import Elsewhere
 from .grant import NOBODY, Grant, Granted
@@ -21,7 +22,7 @@ from .inline import InlineGuard
 from .jwks import Fetched, Keys, Listed
 
 if TYPE_CHECKING:
-    from . import Access
+    from gateway.web.access import Access
 
 
 class Guards:

@@ -30,7 +30,8 @@ from hashlib import sha256
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import urlencode
 
-from ...config import Http
+from gateway.config import Http
+
 from .claims import roles_of, text_of
 from .credentials import offered
 from .elsewhere import Away, Elsewhere, Headers

@@ -8,7 +8,8 @@ import hmac
 
 from starlette.requests import HTTPConnection
 
-from ...config import Inline, User
+from gateway.config import Inline, User
+
 from .credentials import Ambiguous, Places
 from .grant import Grant
 from .guard import Asked

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from ...config import Jwk, Jwks
+from gateway.config import Jwk, Jwks
+
 from .elsewhere import Away, Elsewhere
 
 LARGEST = 256 * 1024  # bytes of a JWKS; those of large issuers have 10 KB

@@ -24,8 +24,9 @@ from typing import Any
 import jwt
 from jwt import exceptions as wrong
 
-from ...config import Jwt
-from ...errors import NotGranted
+from gateway.config import Jwt
+from gateway.errors import NotGranted
+
 from .claims import claim, roles_of, text_of
 from .credentials import Ambiguous, Places
 from .grant import Grant

@@ -6,7 +6,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from ...errors import GuardUnavailable, NotGranted
+from gateway.errors import GuardUnavailable, NotGranted
 
 AGAIN = (3.0, 10.0)  # seconds until a client asks again whom nobody could judge
 

@@ -1,5 +1,5 @@
 """Guards that read the certificate of a client, which TLS has checked: that of the gateway itself,
-or of a proxy that is believed (`web/tls`)."""
+or of a proxy that is believed (`web/http/client_certificate`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from functools import lru_cache
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from ...config import X509
-from ..tls import certificate
+from gateway.config import X509
+from gateway.web.http.client_certificate import certificate
+
 from .grant import Grant
 from .guard import Asked
 from .refusal import Refusals

@@ -1,6 +1,5 @@
-"""What operators ask of a gateway that runs, on a port of its own: which streams there are, and
-that they end.
+"""The admin API: list the streams that run and end them, on a port of its own.
 
-Every worker takes requests from that one port, and asks the others: whichever it is, it answers
-for all of them.
+Every worker accepts requests on that port and asks the other workers, so that any of them answers
+for all. Start with `app`.
 """

@@ -15,15 +15,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ...config.expression import nearest
-from ...errors import RequestError
-from ..access.guards import Guards
-from ..bus import Bus
-from ..levels import Levels
-from ..metrics import Metrics
-from ..problems import HANDLERS, problem
-from ..reload import Reload
-from ..routes import Routes, name_of
+from gateway.config.source.expression import nearest
+from gateway.errors import RequestError
+from gateway.web.access.guards import Guards
+from gateway.web.app.metrics import Metrics
+from gateway.web.app.reload import Reload
+from gateway.web.http.problems import HANDLERS, problem
+from gateway.web.routing.routes import Routes, name_of
+from gateway.web.workers.bus import Bus
+from gateway.web.workers.log_levels import Levels
+
 from .gate import Gate, Handler, name_of_who, note
 from .listing import WITHIN, Listing, Place, moment
 from .orders import Order, Orders

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ...config.guarded import is_loopback
-from ...errors import RequestError
-from ..access import Granted
-from ..access.guards import Guards
-from ..limits import Limits, address_of
+from gateway.config.checks.guards import is_loopback
+from gateway.errors import RequestError
+from gateway.web.access import Granted
+from gateway.web.access.guards import Guards
+from gateway.web.routing.limits import Limits, address_of
 
 log = logging.getLogger(__name__)
 

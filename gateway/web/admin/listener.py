@@ -7,14 +7,14 @@ import socket
 
 from starlette.types import ASGIApp
 
-from ...config import Settings
-from ...config.guarded import is_loopback
-from ...errors import GatewayError
-from ..certificate import TlsContext
-from ..edge import EdgeServer, edge, listen_tls
-from ..limits import Limits
-from ..listening import address, bind
-from ..transport import GatewayProtocol
+from gateway.config import Settings
+from gateway.config.checks.guards import is_loopback
+from gateway.errors import GatewayError
+from gateway.web.http.certificate import TlsContext
+from gateway.web.http.edge import EdgeServer, edge, listen_tls
+from gateway.web.http.transport import GatewayProtocol
+from gateway.web.routing.limits import Limits
+from gateway.web.workers.listening import address, bind
 
 
 def open_port(settings: Settings) -> socket.socket | None:

@@ -13,14 +13,15 @@ from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
-from ...core.tail import Tail
-from ...errors import RequestError
-from ...hub.distances import Distances
-from ...telemetry.redact import redacted
-from ..acknowledged import acknowledged
-from ..bus import Bus
-from ..opened import Opened
-from ..routes import Routes, name_of
+from gateway.core.log.tail import Tail
+from gateway.errors import RequestError
+from gateway.hub.fanout.distances import Distances
+from gateway.telemetry.redact import redacted
+from gateway.web.http.acknowledged import acknowledged
+from gateway.web.routing.routes import Routes, name_of
+from gateway.web.streams.open_streams import Opened
+from gateway.web.workers.bus import Bus
+
 from .wanted import Wanted
 
 LOOKED, TOLD = 2000, 100

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from ...errors import NotGranted, RequestError
-from ..bus import Away, Bus
-from ..opened import Openings
-from ..relay import Relay
-from ..routes import Match, name_of
+from gateway.errors import NotGranted, RequestError
+from gateway.web.routing.routes import Match, name_of
+from gateway.web.streams.open_streams import Openings
+from gateway.web.workers.bus import Away, Bus
+from gateway.web.workers.relay import Relay
+
 from .wanted import Wanted
 
 TOPIC = "orders"

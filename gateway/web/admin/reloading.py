@@ -6,9 +6,9 @@ import asyncio
 from collections import Counter
 from typing import Any
 
-from ...errors import GatewayError, RequestError
-from ..bus import Away, Bus
-from ..reload import Load, Outcome, Reload
+from gateway.errors import GatewayError, RequestError
+from gateway.web.app.reload import Load, Outcome, Reload
+from gateway.web.workers.bus import Away, Bus
 
 TOPIC = "reload"
 WITHIN = 30.0  # seconds for all workers to have taken it over

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 
-from ...errors import RequestError
+from gateway.errors import RequestError
 
 M = TypeVar("M", bound=BaseModel)
 

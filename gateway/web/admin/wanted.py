@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..access import Granted
-from ..opened import Opened
-from ..routes import name_of
+from gateway.web.access import Granted
+from gateway.web.routing.routes import name_of
+from gateway.web.streams.open_streams import Opened
 
 
 class Wanted(NamedTuple):

@@ -72,7 +72,7 @@ def demo(
 ) -> None:
     """Run the demo until SIGTERM or ^C. port 0: any free one. pages: a folder for `/pages/`."""
     from gateway.config import loads
-    from gateway.web.server import serve
+    from gateway.web.app.server import serve
 
     port = port or free_port(host)
     url = page_url(host, port)

@@ -18,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from ...config import Settings
-from ...errors import RequestError
-from ..accept import preference
-from ..caution import PAGE
-from ..document import Document
+from gateway.config import Settings
+from gateway.errors import RequestError
+from gateway.web.http.accept import preference
+from gateway.web.http.document import Document
+from gateway.web.http.security_headers import PAGE
+
 from .asyncapi import document
 from .description import description
 from .html import render

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from ... import __version__
-from ...config import PathPattern, Settings
+from gateway import __version__
+from gateway.config import PathPattern, Settings
+
 from . import messages
 from .description import MULTIPLEX, NDJSON, SSE, SUBPROTOCOL, Parameter, Stream, Transport, streams
 from .schemas import SCHEMAS

@@ -13,11 +13,12 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from ... import __version__
-from ...config import Route, Settings
-from ...config.path import PathPattern
-from ...config.template import Template
-from ...config.units import show_duration
+from gateway import __version__
+from gateway.config import Route, Settings
+from gateway.config.source.template import Template
+from gateway.config.types.path import PathPattern
+from gateway.config.types.units import show_duration
+
 from .exchanges import exchanges
 from .ways import Way, schemes
 

@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...config import Route, Settings
+from gateway.config import Route, Settings
+
 from .ways import Way, schemes
 
 DOES = {

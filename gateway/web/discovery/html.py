@@ -7,8 +7,9 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from ... import __version__
-from ...config import Settings
+from gateway import __version__
+from gateway.config import Settings
+
 from .description import NO_ROUTES, Example, Parameter, Stream, streams
 from .exchanges import Exchange, exchanges
 

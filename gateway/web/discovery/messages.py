@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..messages import KINDS
+from gateway.web.websocket.messages import KINDS
+
 from .schemas import ANY, INTEGER, SCHEMAS, TEXT, WHERE, Schema, members, ref
 
 

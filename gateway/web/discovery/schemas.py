@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from ...core.record import Reason
+from gateway.core.log.record import Reason
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ...config import Credentials, Guard, Http, Inline, Jwt, Settings
-from ...config.credentials import PLACE
+from gateway.config import Credentials, Guard, Http, Inline, Jwt, Settings
+from gateway.config.sections.credentials import PLACE
 
 _BEARER = {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}
 _PEM = "--cert client.pem --key client.key"

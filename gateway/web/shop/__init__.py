@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 
 from gateway.kafka.local import LocalKafka
-from gateway.pipeline import java
 from gateway.pipeline.generate import Traffic
+from gateway.pipeline.spark import java
+from gateway.web.app.app import Startup
+from gateway.web.demo import free_port, open_page, page_url
 
-from ..app import Startup
-from ..demo import free_port, open_page, page_url
 from .jobs import jobs
 from .parts import Parts
 from .redis import redis
@@ -46,7 +46,7 @@ def shop(
     Raises PipelineError without Java 17 or Spark, LocalBrokerError where Kafka cannot start.
     """
     from gateway.config import loads
-    from gateway.web.server import serve
+    from gateway.web.app.server import serve
 
     java.found()
     port = port or free_port(host)

@@ -13,7 +13,7 @@ from gateway.cli.tail.item import Item
 from gateway.cli.tail.printing import Printer
 from gateway.cli.tail.screen import COLOURS, PLAIN, colours_for, paint_json, safe
 from gateway.cli.tail.style import Style
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.formats import format_for
 
 EVIL = '\x1b]0;owned\x07\x9b31m\u202egnp.exe\u2066\x7f\r\n{"'

@@ -7,7 +7,7 @@ import pytest
 from gateway.cli.trial.finding import State
 from gateway.cli.trial.wants import Pattern, Want, judge, judge_pattern, patterns, wants
 from gateway.config import loads
-from gateway.kafka.messages import Operation, PartitionAnswer, TopicAnswer
+from gateway.kafka.protocol.requests import Operation, PartitionAnswer, TopicAnswer
 
 READS, WRITES = 1 << Operation.READ, 1 << Operation.WRITE
 ROUTES = """

@@ -13,7 +13,7 @@ from gateway.cli import app
 from gateway.pipeline.doctor.ranking import diagnose
 from gateway.pipeline.doctor.reading import run
 from gateway.pipeline.doctor.report import as_json, as_text
-from gateway.pipeline.progress import Kept, place
+from gateway.pipeline.progress.progress import Kept, place
 
 SKEWED = [progress(each, tasks=tasks(stage(1.7, 0.2))) for each in range(8)]
 HEALTHY = [progress(each, tasks=tasks(stage(1.7, 1.7))) for each in range(8)]

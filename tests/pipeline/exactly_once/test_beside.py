@@ -14,12 +14,12 @@ from support.letters import committed, header
 from support.pipelines import Output
 
 from gateway.config import loads
-from gateway.config.pipelines import Pipelines
+from gateway.config.sections.pipelines import Pipelines
 from gateway.kafka.local import LocalKafka
-from gateway.pipeline import query
+from gateway.pipeline.checkpoint.place import ready
 from gateway.pipeline.exactly_once import beside
-from gateway.pipeline.place import ready
-from gateway.pipeline.session import of_job
+from gateway.pipeline.run import query
+from gateway.pipeline.spark.session import of_job
 from gateway.pipeline.state import profiles
 
 BEGIN = 1_800_000_000_000  # ms

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.config import Kafka, Settings
-from gateway.config.pipeline import Input, Output
+from gateway.config.sections.pipeline import Input, Output
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint import Batch, Sources
+from gateway.pipeline.checkpoint.checkpoint import Batch, Sources
 from gateway.pipeline.exactly_once import beside as module
 from gateway.pipeline.exactly_once.beside import EVERY, Beside
 

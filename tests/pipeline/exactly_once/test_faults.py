@@ -21,9 +21,9 @@ import pytest
 from support.brokers import Broker
 from support.pipelines import Output, wait
 
-from gateway.config import pipeline as config
+from gateway.config.sections import pipeline as config
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint import Checkpoint
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import Writer
 
 pytestmark = [

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from gateway.pipeline.checkpoint import Checkpoint, Sources
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.exactly_once.gaps import Gap
 from gateway.pipeline.exactly_once.recreated import find, remember, rewind
 from gateway.pipeline.state.files import Local

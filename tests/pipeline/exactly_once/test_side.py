@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.core.record import TopicPartition
-from gateway.pipeline.checkpoint import Batch
+from gateway.core.log.record import TopicPartition
+from gateway.pipeline.checkpoint.checkpoint import Batch
 from gateway.pipeline.exactly_once.side import held, late_letters, letters, ranges
 
 RAW = (

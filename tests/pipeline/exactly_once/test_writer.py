@@ -13,9 +13,9 @@ import pytest
 from support.brokers import Broker
 from support.letters import committed, header
 
-from gateway.config.pipeline import Output
+from gateway.config.sections.pipeline import Output
 from gateway.errors import CheckpointRefused, PipelineError, PipelineUnavailable
-from gateway.pipeline.checkpoint import Checkpoint
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint
 from gateway.pipeline.exactly_once import Writer
 from gateway.pipeline.exactly_once.ledger import Ledger, opened, topic_of, writer_key
 from gateway.pipeline.exactly_once.producers import Transactional

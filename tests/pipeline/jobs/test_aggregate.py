@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pytest
 
-from gateway.config.pipelines import Aggregate
+from gateway.config.sections.pipelines import Aggregate
 from gateway.pipeline.jobs import aggregate
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.redis import RedisServer
 
-from gateway.config.pipelines import Enrich
+from gateway.config.sections.pipelines import Enrich
 from gateway.errors import PipelineError
 from gateway.pipeline.jobs import enrich
 from gateway.pipeline.tables import broadcast, lookup

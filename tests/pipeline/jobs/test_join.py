@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.joins import Row, Rule, joined
 
-from gateway.config.pipelines import Join
+from gateway.config.sections.pipelines import Join
 from gateway.pipeline.generate import Traffic, events
 from gateway.pipeline.jobs import join
 

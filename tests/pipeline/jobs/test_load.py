@@ -7,7 +7,7 @@ from typing import Any
 
 from support.redis import RedisServer
 
-from gateway.config.pipelines import Load
+from gateway.config.sections.pipelines import Load
 from gateway.pipeline.jobs import load
 from gateway.pipeline.tables import lookup
 from gateway.pipeline.tables.redis import Redis, Server

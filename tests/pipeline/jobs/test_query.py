@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.pipelines import Query
+from gateway.config.sections.pipelines import Query
 from gateway.pipeline.jobs import query
 
 ORDERS = [(at, f"user {at % 3}", at * 10) for at in range(1, 61)]

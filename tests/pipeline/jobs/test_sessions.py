@@ -11,7 +11,7 @@ import pytest
 from support.sessions import Event, Native, Session, sessions
 from support.streamed import Streamed
 
-from gateway.config.pipelines import Sessions
+from gateway.config.sections.pipelines import Sessions
 from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once import side
 from gateway.pipeline.jobs import sessions as job

@@ -7,7 +7,7 @@ import pytest
 from support import paper
 
 from gateway.errors import PipelineError
-from gateway.pipeline import definition
+from gateway.pipeline.checkpoint import definition
 from gateway.pipeline.state import backup
 from gateway.pipeline.state.files import Local
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.config.pipeline import State
+from gateway.config.sections.pipeline import State
 from gateway.pipeline.state import profiles
 
 ROCKS = "spark.sql.streaming.stateStore.rocksdb."

@@ -7,7 +7,7 @@ import pytest
 from support import paper
 
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline import alerts
+from gateway.pipeline.progress import alerts
 from gateway.pipeline.state import damage, mend, repair
 from gateway.pipeline.state.files import Local
 

@@ -14,7 +14,7 @@ from support.paper import cut
 from support.until import until
 
 from gateway.errors import PipelineError
-from gateway.pipeline import alerts
+from gateway.pipeline.progress import alerts
 from gateway.pipeline.state import backup, damage, mend, read, repair, rescale, whole
 from gateway.pipeline.state.files import Hadoop, Local
 

@@ -9,7 +9,7 @@ import pytest
 from support.until import PATIENCE
 
 from gateway.errors import PipelineError
-from gateway.pipeline import alerts
+from gateway.pipeline.progress import alerts
 from gateway.pipeline.tables.broadcast import ALERT, Refreshed
 from gateway.pipeline.tables.columns import parsed
 

@@ -7,8 +7,8 @@ import pytest
 from support.certificates import Authority
 from support.redis import RedisServer, running
 
-from gateway.config.fields import Secret
-from gateway.config.pipelines import Redis as Settings
+from gateway.config.sections.pipelines import Redis as Settings
+from gateway.config.types.fields import Secret
 from gateway.errors import PipelineError
 from gateway.pipeline.tables.redis import Away, Redis, Server
 

@@ -8,10 +8,10 @@ from typing import Any
 from support.redis import RedisServer
 
 from gateway.config import Kafka
-from gateway.config.pipelines import Broadcast, Load
-from gateway.pipeline.connect import spark_options
+from gateway.config.sections.pipelines import Broadcast, Load
+from gateway.pipeline.inputs.source import read_stream
 from gateway.pipeline.jobs import load
-from gateway.pipeline.source import read_stream
+from gateway.pipeline.spark.connect import spark_options
 from gateway.pipeline.tables import broadcast
 from gateway.pipeline.tables.redis import Redis, Server
 

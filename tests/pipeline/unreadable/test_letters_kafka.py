@@ -10,7 +10,7 @@ from support.brokers import Broker
 from support.letters import committed, header
 
 from gateway.config import Kafka
-from gateway.config.pipeline import Output
+from gateway.config.sections.pipeline import Output
 from gateway.pipeline.exactly_once.ledger import topic_of
 from gateway.pipeline.topics import Topic
 from gateway.pipeline.unreadable.letters import DeadLetters, Origin

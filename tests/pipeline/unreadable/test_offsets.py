@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.pipeline.checkpoint import Checkpoint, Sources
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.exactly_once.recreated import rewind
 from gateway.pipeline.exactly_once.side import ranges, spans
 from gateway.pipeline.state.files import Local

@@ -10,10 +10,10 @@ from confluent_kafka import Producer
 from support.brokers import Broker
 
 from gateway.config import Kafka
-from gateway.config.pipeline import Input
+from gateway.config.sections.pipeline import Input
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint import Checkpoint, Sources
-from gateway.pipeline.failures import Unreadable
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
+from gateway.pipeline.run.failures import Unreadable
 from gateway.pipeline.state.files import Local
 from gateway.pipeline.unreadable.offsets import Unfinished, find_unfinished
 from gateway.pipeline.unreadable.skip import Source, pass_over

@@ -16,9 +16,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from support.served import served
 
-from gateway.config.sidecar import Backend as Settings
-from gateway.core.record import Record, TopicPartition
-from gateway.core.verdict import Answered, Away, Item, Suspect
+from gateway.config.sections.sidecar import Backend as Settings
+from gateway.core.delivery.verdict import Answered, Away, Item, Suspect
+from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.reactive.backend import BackEnd, call, retry_after
 
 SENT = [Record(TopicPartition("orders", 0), 5, 0, 0, b"k", b"v")]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gateway.core.batch import Dead
-from gateway.core.record import Record, TopicPartition
+from gateway.core.delivery.batch import Dead
+from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed, UnknownTopic
-from gateway.kafka.messages import PartitionAnswer, TopicAnswer
-from gateway.kafka.partitioner import partition_of
+from gateway.kafka.produce.partitioner import partition_of
+from gateway.kafka.protocol.requests import PartitionAnswer, TopicAnswer
 from gateway.sidecar.reactive.dead_letters import DeadLetters
 
 MESSAGE_TOO_LARGE = 10

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.record import Record, TopicPartition
+from gateway.core.log.record import Record, TopicPartition
 from gateway.sidecar.reactive import letter as letters
 from gateway.sidecar.reactive.letter import LONGEST, Letter, opened
 

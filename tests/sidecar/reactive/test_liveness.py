@@ -10,7 +10,7 @@ import pytest
 from support.simulated_groups import GroupWorld
 from support.virtual_time import run_virtually
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 
 HISTORIES = int(os.environ.get("GATEWAY_GROUP_HISTORIES", "40"))
 EVENTS = [

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 from support.until import until
 
-from gateway.core.record import TopicPartition
+from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, NotOwned
 from gateway.sidecar.reactive.points import Points
 

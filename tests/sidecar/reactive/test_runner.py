@@ -10,9 +10,9 @@ from typing import Any
 
 from support.until import until
 
-from gateway.core.batch import Dead, Rules, Settled
-from gateway.core.record import Record, TopicPartition
-from gateway.core.verdict import Answered, Away, Item, Suspect, Verdict
+from gateway.core.delivery.batch import Dead, Rules, Settled
+from gateway.core.delivery.verdict import Answered, Away, Item, Suspect, Verdict
+from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RegistryUnavailable
 from gateway.sidecar.reactive.points import Points
 from gateway.sidecar.reactive.runner import Runner, Works

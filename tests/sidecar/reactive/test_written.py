@@ -8,8 +8,8 @@ from support.registry import Registry
 from support.served import served
 
 from gateway.config import SchemaRegistry
-from gateway.config.sidecar import Group, Sidecar
-from gateway.core.record import Record, TopicPartition
+from gateway.config.sections.sidecar import Group, Sidecar
+from gateway.core.log.record import Record, TopicPartition
 from gateway.errors import RegistryUnavailable
 from gateway.formats.codec import Codecs
 from gateway.sidecar.reactive.written import Writer, ids_of

@@ -9,7 +9,7 @@ from gateway.errors import (
     RegistryUnavailable,
     UnknownTopic,
 )
-from gateway.sidecar.status import Refusal
+from gateway.sidecar.http.status import Refusal
 from gateway.sidecar.v2.errors import CODES, body_of, invalid, misconfigured
 
 

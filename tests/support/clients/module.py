@@ -11,7 +11,7 @@ from support.clients.client import Event, ProcessClient
 from support.clients.node_sse import installed
 from support.until import until
 
-from gateway.web import assets
+from gateway.web.app import assets
 
 MODULE = assets.DIRECTORY / "gateway.js"
 

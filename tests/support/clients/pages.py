@@ -25,7 +25,7 @@ from support.clients.client import Event
 from support.served import served
 from support.until import until
 
-from gateway.web import assets
+from gateway.web.app import assets
 
 PAGE = Path(__file__).parent / "module.html"
 WITHIN = 60.0  # s

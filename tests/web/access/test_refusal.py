@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gateway.web.access.refusal import Refusals
-from gateway.web.problems import problem
+from gateway.web.http.problems import problem
 
 REFUSALS = Refusals("jwt0", "orders", "send a token as Authorization: Bearer TOKEN")
 

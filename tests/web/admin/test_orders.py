@@ -13,9 +13,9 @@ from gateway.config import Route
 from gateway.errors import RequestError
 from gateway.web.access import Grant, Granted
 from gateway.web.admin.orders import Order, Orders, Paused, Revoked, keep
-from gateway.web.bus import Bus
-from gateway.web.opened import Openings
-from gateway.web.routes import Match
+from gateway.web.routing.routes import Match
+from gateway.web.streams.open_streams import Openings
+from gateway.web.workers.bus import Bus
 
 ADA = Order(guard="login", identity="ada")
 PAUSE = Order(route="/orders")

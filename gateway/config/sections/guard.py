@@ -1,0 +1,159 @@
+"""Who a client is: a token's word, the application's, a certificate's, or that of this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationInfo,
+)
+
+from gateway.config.source.substitution import shown
+from gateway.config.types.address import Url
+from gateway.config.types.fields import Duration, Flag, SecretText, Text, text, within
+from gateway.config.types.kinds import of_kind, written
+from gateway.config.types.section import Problem, Section, refused
+
+from .credentials import BEARER, Credentials, HeaderName, QueryName
+from .jwt import Challenge, Jwt
+
+CertificateField = Literal[
+    "CN", "O", "OU", "C", "L", "ST", "DC", "UID", "serialNumber", "email", "dns", "uri"
+]
+"""Of the subject, or with small letters of its alternative names (RFC 5280 4.2.1.6)."""
+
+
+TOLD = frozenset({"x-forwarded-method", "x-forwarded-uri"})
+"""Headers of which a client's own, beside the gateway's, could be taken for them."""
+
+
+class Forward(Section):
+    """What of a request the application is shown; without any of it, it is not asked."""
+
+    headers: tuple[HeaderName, ...] = Field(
+        default=("cookie", "authorization"),
+        description="Headers; a token of a WebSocket goes as authorization. For sessions.",
+    )
+    query: tuple[QueryName, ...] = Field(
+        default=(), description="Parameters of the query. For tickets of one use."
+    )
+
+
+class Http(Section):
+    """The application is asked by GET. It grants with 200 and a JSON object of `identity`,
+    `roles`, `attributes` and `expires`, and denies with 401 or 403."""
+
+    type: Literal["http"] = Field(description="The kind of guard. For access control.")
+    url: Url = Field(description="What is asked. For applications with sessions of their own.")
+    forward: Forward = Field(
+        default=Forward(), description="What it is shown. For applications with sessions."
+    )
+    timeout: Annotated[Duration, within(0.1, 60)] = Field(
+        default=2.0, description="How long it may take to answer. For operators."
+    )
+    cache: Annotated[Duration, within(0, 3600)] = Field(
+        default=10.0, description="How long its answer holds. For applications under load."
+    )
+    attributes: tuple[Text, ...] = Field(
+        default=(), description="The attributes that are used of its answers. For templates."
+    )
+    challenge: Challenge = Field(
+        default=30.0,
+        description="How long before expiry a new token is asked for. For long streams.",
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        forward = raw.get("forward")
+        shown = forward if isinstance(forward, Mapping) else {}
+        if shown.get("headers") in ([], ()) and not shown.get("query"):
+            yield Problem(("forward",), "shows it nothing; add headers or query")
+        listed = shown.get("headers")
+        for index, name in enumerate(listed if isinstance(listed, (list, tuple)) else ()):
+            if isinstance(name, str) and name.lower() in TOLD:
+                what = f"{name.lower()} is what the gateway itself tells the application; remove it"
+                yield Problem(("forward", "headers", index), what)
+
+
+class X509(Section):
+    """The certificate with which a client came, checked by the TLS of `listen`."""
+
+    type: Literal["x509"] = Field(description="The kind of guard. For access control.")
+    identity: CertificateField = Field(
+        default="CN", description="The field that names the client. For templates."
+    )
+    roles: CertificateField | None = Field(
+        default=None, description="The field with its roles. For `guarded` of routes."
+    )
+    attributes: dict[Text, CertificateField] = Field(
+        default={}, description="Names for further fields. For templates."
+    )
+    forwarded: Flag = Field(
+        default=False,
+        description="Believe the X-Forwarded-Client-Cert of the proxies of listen.forwarded, which "
+        "have to remove that of clients. For gateways behind a proxy that ends TLS.",
+    )
+
+
+class User(Section):
+    """One who is known by this file."""
+
+    password: SecretText | None = Field(default=None, description="For Basic authentication.")
+    token: SecretText | None = Field(default=None, description="For bearers of it.")
+    roles: tuple[Text, ...] = Field(default=(), description="For `guarded` of routes.")
+    attributes: dict[Text, Text] = Field(default={}, description="By name. For templates.")
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if "password" not in raw and "token" not in raw:
+            yield Problem((), "has neither password nor token; add one", key=True)
+
+
+def _user(value: object) -> str:
+    given = text(value)
+    if ":" in given:
+        raise refused(f"{shown(value)} is no name of a user; leave out ':' (RFC 7617 2)")
+    return given
+
+
+class Inline(Section):
+    """Users of this file, for whoever develops against a guarded route."""
+
+    type: Literal["inline"] = Field(description="The kind of guard. For development.")
+    users: dict[Annotated[Text, BeforeValidator(_user)], User] = Field(
+        description="By name, which is their identity. For development.",
+        json_schema_extra={"minProperties": 1},
+    )
+    credentials: Credentials = Field(
+        default=BEARER, description="From where their tokens are taken. For pages."
+    )
+    exposed: Flag = Field(
+        default=False,
+        description="Serve it to other machines, too. For containers of developers.",
+    )
+
+    @classmethod
+    def look(cls, raw: Mapping[str, Any]) -> Iterable[Problem]:
+        if raw.get("users") in ({}, [], ()):
+            yield Problem(("users",), "is empty; add one")
+
+
+_KINDS: Mapping[str, type[Section]] = {"jwt": Jwt, "http": Http, "x509": X509, "inline": Inline}
+
+
+def _guard(value: object, info: ValidationInfo) -> Section:
+    return of_kind(value, info, _KINDS, "guard")
+
+
+_Any = Jwt | Http | X509 | Inline
+
+Guard: TypeAlias = Annotated[
+    _Any,
+    PlainValidator(_guard, json_schema_input_type=Annotated[_Any, Field(discriminator="type")]),
+    PlainSerializer(written, return_type=Any),
+]

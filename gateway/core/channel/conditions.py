@@ -1,0 +1,115 @@
+"""What a key, a header or a field of the value must be, beyond being equal to one text.
+
+A condition looks at what is there as text: bytes of a key or header as they are, a field's
+text as `filters` has it. In a range is what that text is as a JSON number, compared exactly
+however many digits it has; a text that is no JSON number is in no range.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .exact_json import Number, canonical, number_of
+
+_COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "gt": operator.gt,
+    "gte": operator.ge,
+    "lt": operator.lt,
+    "lte": operator.le,
+}
+BOUNDS: Final = tuple(_COMPARE)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Holds where all that is given does.
+
+    one_of: the texts that it may be. prefix: what its text begins with.
+    exists: whether there is anything at all, null too; False stands alone.
+    bounds: `gt`, `gte`, `lt`, `lte`, each with a number.
+    Equal conditions are equal values, in whatever order they were written.
+    Raises ValueError for a condition that says nothing, or that contradicts itself.
+    """
+
+    one_of: tuple[str, ...] | None = None
+    prefix: str | None = None
+    exists: bool | None = None
+    bounds: tuple[tuple[str, Number], ...] = ()
+    _one_of: frozenset[bytes] = field(init=False, repr=False, compare=False)
+    _prefix: bytes = field(init=False, repr=False, compare=False)
+    _bounds: tuple[tuple[Callable[[Any, Any], bool], Number, float], ...] = field(
+        init=False, repr=False, compare=False
+    )
+    _looks: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        looks = self.one_of is not None or self.prefix is not None or bool(self.bounds)
+        if not looks and self.exists is None:
+            raise ValueError("a condition without any part; add in, prefix, exists or a range")
+        if looks and self.exists is False:
+            raise ValueError("what is not there is in no list or range; ask for one of the two")
+        bounds = tuple(sorted({(name, canonical(number)) for name, number in self.bounds}))
+        self._put(
+            one_of=None if self.one_of is None else tuple(sorted(set(self.one_of))),
+            exists=None if looks else self.exists,  # what has a text is there
+            bounds=bounds,
+            _one_of=frozenset(text.encode() for text in self.one_of or ()),
+            _prefix=(self.prefix or "").encode(),
+            _bounds=tuple((_COMPARE[name], at, float(at)) for name, at in bounds),
+            _looks=looks,
+        )
+
+    def _put(self, **values: object) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def any_of(self, found: Iterable[bytes | None]) -> bool:
+        """Of what there is under one name, nothing perhaps; None has no text."""
+        if self._looks:
+            return any(each is not None and self._text(each) for each in found)
+        return self.exists is any(True for _ in found)
+
+    def field(self, found: Any, text: bytes | None, exactly: Callable[[], str]) -> bool:
+        """Of a field that is there.
+
+        found: as orjson reads it. text: None for an object or array.
+        exactly: says how a number is written in the value.
+        """
+        if not self._looks:
+            return self.exists is True
+        if text is None:
+            return False
+        if type(found) is int or type(found) is float:
+            return self._listed(text) and self._number(found, exactly)
+        return self._text(text)
+
+    def _text(self, text: bytes) -> bool:
+        return self._listed(text) and (not self._bounds or self._numeral(text))
+
+    def _listed(self, text: bytes) -> bool:
+        if self.one_of is not None and text not in self._one_of:
+            return False
+        return not self._prefix or text.startswith(self._prefix)
+
+    def _numeral(self, text: bytes) -> bool:
+        # isascii() first: decoding what is no UTF-8 raises.
+        number = number_of(text.decode()) if text.isascii() else None
+        return number is not None and all(holds(number, at) for holds, at, _ in self._bounds)
+
+    def _number(self, found: int | float, exactly: Callable[[], str]) -> bool:
+        for holds, at, near in self._bounds:
+            if type(found) is int:
+                if not holds(found, at):
+                    return False
+            elif found != near:
+                # Rounding to a double keeps the order, so unequal doubles tell it exactly.
+                if not holds(found, near):
+                    return False
+            else:
+                exact = number_of(exactly())
+                if exact is None or not holds(exact, at):
+                    return False
+        return True

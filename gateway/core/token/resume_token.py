@@ -1,0 +1,275 @@
+"""The resume token: a position as text, for `id:` and `Last-Event-ID`.
+
+Self-contained, so any replica understands it; ASCII and URL-safe (the alphabet of
+RFC 4648 section 5), because EventSource sends it back as a header and a cross-origin
+reconnect with other characters, or over 128 bytes, needs a preflight.
+
+    version 1 | view 5 | issued 6 | cluster 5 | topics n | topic* | crc 6
+
+    topic: name 5 | id 8 | partitions n | epoch n | exceptions n (index n, epoch n)*
+           | width 1 | offset{width} per partition
+
+Digits are 6 bits each. `n` is a number of 5-bit digits, least first, the sixth bit says
+that more follow; epochs count from -2. Names and ids are digests: enough to tell another
+topic, nothing to read. Two topics of one stream whose names have the same digest are told
+apart by their ids, and where those are not known by their order, which is that of their names.
+Offsets of a topic have one width, so that moving one partition
+rewrites `width` characters and no more (0.3 us instead of 9 us for 12 partitions); the
+largest number of that width means pending. 12 partitions at a million take 92
+characters, 75 at 10^10 take 505, 1,000 take 6,060.
+
+The part from `issued` on is the same for every view and is encoded once per move; the
+view and the checksum are added by `seal`. Where tokens have a MAC (`signing`) so are that and
+who issued it:
+
+    version M | issuer 8 | view 5 | issued 6 | ... | topic* | mac 16 | crc 6
+
+A token is a claim: how one is read is in `token_parser`.
+"""
+
+from __future__ import annotations
+
+from binascii import b2a_base64
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from zlib import crc32
+
+from gateway.core.log.position import NO_EPOCH, Place
+from gateway.core.log.record import TopicPartition
+
+from .digits import ALPHABET, CRC, DIGEST, ID, ISSUED, PAIRS, Reader, digest, digits, varint
+from .token_parser import MAX_LENGTH, SIGNED, VERSION, Token, TokenTopic, decode, read_topic
+
+__all__ = [
+    "ALPHABET",
+    "MAX_LENGTH",
+    "Seal",
+    "Token",
+    "TokenTopic",
+    "TokenWriter",
+    "TopicPlaces",
+    "decode",
+    "digest",
+    "digits",
+    "mac_of",
+    "overlay",
+    "seal",
+    "varint",
+]
+
+MAC_BYTES = 12
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
+
+
+@dataclass(slots=True)
+class TopicPlaces:
+    """One topic's part of a token. `id` is the topic id as text, empty if unknown."""
+
+    name: str
+    id: str
+    offsets: list[int | None]
+    epochs: list[int]
+
+
+class TokenWriter:
+    """A position that keeps its own text, so that a move costs a few characters.
+
+    cluster: the cluster id. topics: all of the stream's, in their order.
+    names:   of the topics, in the order that its texts have them in.
+    """
+
+    def __init__(self, cluster: str, topics: Iterable[TopicPlaces], issued: int = 0) -> None:
+        self._cluster = cluster
+        self._topics = _ordered(list(topics))
+        self._index = {topic.name: n for n, topic in enumerate(self._topics)}
+        self.names: Sequence[str] = list(self._index)
+        self.issued = issued
+        self._starts: list[int] = []
+        self._widths: list[int] = []
+        self._text = bytearray()
+        self._frozen: bytes | None = None
+        self._stale = True
+
+    def place(self, tp: TopicPartition) -> Place:
+        topic = self._topics[self._index[tp.topic]]
+        return Place(topic.offsets[tp.partition], topic.epochs[tp.partition])
+
+    def move(self, tp: TopicPartition, offset: int | None, epoch: int) -> None:
+        """Put one partition elsewhere; partitions up to it come into being as pending."""
+        n = self._index[tp.topic]
+        topic, p = self._topics[n], tp.partition
+        while len(topic.offsets) <= p:
+            topic.offsets.append(None)
+            topic.epochs.append(NO_EPOCH)
+            self._stale = True
+        before, topic.offsets[p] = topic.offsets[p], offset
+        self._frozen = None
+        if topic.epochs[p] != epoch:
+            topic.epochs[p] = epoch
+            self._stale = True
+        if self._stale:
+            return
+        width = self._widths[n]
+        if offset is None or offset >= (1 << 6 * width) - 1:
+            self._stale = True
+            return
+        start = self._starts[n] + p * width
+        if before is not None and before >> 12 == offset >> 12 and width > 1:
+            # What a record does to an offset; a move takes 0.43 us instead of 0.83.
+            self._text[start + width - 2 : start + width] = PAIRS[offset & 4095]
+        else:
+            self._text[start : start + width] = digits(offset, width)
+
+    def issue(self, issued: int) -> None:
+        """Note the time, in seconds of the epoch."""
+        if issued != self.issued:
+            self.issued = issued
+            self._frozen = None
+            self._text[:ISSUED] = digits(issued, ISSUED)
+
+    def identify(self, topic: str, id: str) -> None:
+        """A topic was created anew."""
+        self._topics[self._index[topic]].id = id
+        self._stale = True
+        self._frozen = None
+
+    def text(self) -> bytes:
+        """The shared part of the token; `seal` makes it whole."""
+        if self._frozen is None:
+            if self._stale:
+                self._rebuild()
+            self._frozen = bytes(self._text)
+        return self._frozen
+
+    def _rebuild(self) -> None:
+        text = bytearray(digits(self.issued, ISSUED) + digest(self._cluster))
+        text += varint(len(self._topics))
+        self._starts.clear()
+        self._widths.clear()
+        for topic in self._topics:
+            width = _width(topic.offsets)
+            text += _topic_head(topic) + ALPHABET[width : width + 1]
+            self._starts.append(len(text))
+            self._widths.append(width)
+            pending = (1 << 6 * width) - 1
+            for offset in topic.offsets:
+                text += digits(pending if offset is None else offset, width)
+        self._text = text
+        self._stale = False
+
+
+def _ordered(topics: list[TopicPlaces]) -> list[TopicPlaces]:
+    """As they are; by name, where names have the same digest and their order tells them apart."""
+    alike = len(topics) > 1 and len({digest(topic.name) for topic in topics}) < len(topics)
+    return sorted(topics, key=lambda topic: topic.name) if alike else topics
+
+
+def _width(offsets: Iterable[int | None]) -> int:
+    largest = max((offset for offset in offsets if offset is not None), default=0)
+    width = 1
+    while largest >= (1 << 6 * width) - 1:
+        width += 1
+    return width
+
+
+def _topic_head(topic: TopicPlaces) -> bytes:
+    return digest(topic.name) + digest(topic.id, ID) + _epochs(topic.epochs)
+
+
+def _epochs(epochs: Sequence[int]) -> bytes:
+    ((common, _),) = Counter(epochs).most_common(1) or ((NO_EPOCH, 0),)
+    exceptions = [(p, epoch) for p, epoch in enumerate(epochs) if epoch != common]
+    parts = [varint(len(epochs)), varint(common + 2), varint(len(exceptions))]
+    for p, epoch in exceptions:
+        parts += [varint(p), varint(epoch + 2)]
+    return b"".join(parts)
+
+
+@lru_cache(4096)
+def _seed(view: bytes) -> int:
+    return crc32(VERSION + view)
+
+
+def seal(text: bytes, view: bytes) -> bytes:
+    """The whole token: the shared text, the view it was sent to, and a checksum. A `Seal` for
+    the view adds a MAC."""
+    if type(view) is Seal:
+        return view.sign(text)
+    return VERSION + view + text + digits(crc32(text, _seed(view)), CRC)
+
+
+class Seal(bytes):
+    """The digest of a view, and what signs the tokens that are sent to it.
+
+    Made by `Signer.seal`, one for a channel. Equal to the plain digest.
+    """
+
+    def __new__(cls, view: bytes, issuer: bytes, key: bytes) -> Seal:
+        made = super().__new__(cls, view)
+        made._head = SIGNED + issuer + view
+        # Keyed once: a copy of the state takes 0.1 us, keying 0.6.
+        made._mac = blake2b(made._head, key=key, digest_size=MAC_BYTES)
+        made._crc = crc32(made._head)
+        return made
+
+    def sign(self, text: bytes) -> bytes:
+        """The whole token of a shared text."""
+        mac = self._mac.copy()
+        mac.update(text)
+        body = text + b2a_base64(mac.digest(), newline=False).translate(_URL_SAFE)
+        return self._head + body + digits(crc32(body, self._crc), CRC)
+
+    _head: bytes
+    _mac: blake2b
+    _crc: int
+
+
+def mac_of(body: bytes, key: bytes) -> bytes:
+    """The MAC of a token from its version to its last topic, as the token has it."""
+    mac = blake2b(body, key=key, digest_size=MAC_BYTES).digest()
+    return b2a_base64(mac, newline=False).translate(_URL_SAFE)
+
+
+def overlay(
+    text: bytes,
+    names: Iterable[str],
+    places: Mapping[TopicPartition, Place],
+    issued: int | None = None,
+) -> bytes:
+    """A shared text with some partitions elsewhere, and perhaps another time of issue: the
+    ids of a cohort. names: of the text's topics, in their order."""
+    reader = Reader(text)
+    head = reader.take(ISSUED)
+    out = [head if issued is None else digits(issued, ISSUED), reader.take(DIGEST)]
+    by_name: dict[str, list[tuple[int, Place]]] = {}
+    for tp, place in places.items():
+        by_name.setdefault(tp.topic, []).append((tp.partition, place))
+    start = reader.at
+    reader.varint(MAX_LENGTH)
+    for name in names:
+        if name in by_name:
+            out.append(text[start : reader.at])
+            out.append(_laid_over(read_topic(reader), by_name[name]))
+            start = reader.at
+        else:
+            read_topic(reader)
+    out.append(text[start:])
+    return b"".join(out)
+
+
+def _laid_over(topic: TokenTopic, places: Iterable[tuple[int, Place]]) -> bytes:
+    offsets, epochs = topic.offsets, topic.epochs
+    for p, place in places:
+        if len(offsets) <= p:
+            more = p + 1 - len(offsets)
+            offsets += [None] * more
+            epochs += [NO_EPOCH] * more
+        offsets[p], epochs[p] = place.offset, place.epoch
+    width = _width(offsets)
+    pending = (1 << 6 * width) - 1
+    written = [digits(pending if o is None else o, width) for o in offsets]
+    head = topic.name + topic.id + _epochs(epochs) + ALPHABET[width : width + 1]
+    return head + b"".join(written)

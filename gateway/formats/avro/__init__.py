@@ -1,0 +1,1 @@
+"""Avro as JSON, and back. Start with `codec`."""

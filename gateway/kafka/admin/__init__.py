@@ -1,0 +1,1 @@
+"""What operators ask of a cluster: groups, topics, and records that are deleted."""

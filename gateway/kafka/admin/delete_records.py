@@ -1,0 +1,80 @@
+"""DeleteRecords: what stands before an offset is gone, for everybody."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.core.log.record import TopicPartition
+from gateway.errors import AccessDenied, BrokerUnavailable, PartitionFailed
+from gateway.kafka.client.cluster import Cluster
+from gateway.kafka.client.connections import Role
+from gateway.kafka.protocol.codec import Reader, Writer, by_topic
+from gateway.kafka.protocol.requests import Request, Versions
+
+DENIED = frozenset({29, 31})
+TIMEOUT = 10_000  # milliseconds
+
+
+class RecordsDeleted(NamedTuple):
+    throttle_ms: int
+    errors: dict[TopicPartition, int]
+
+
+@dataclass(slots=True)
+class DeleteRecordsRequest(Request[RecordsDeleted]):
+    """before: the first offset that stays, of partitions that the broker leads."""
+
+    API = 21
+    NAME = "DeleteRecords"
+    SPOKEN = Versions(0, 1, 2)
+
+    before: Mapping[TopicPartition, int]
+
+    def encode(self, version: int) -> bytes:
+        out = Writer(flexible=False)
+        topics = by_topic(self.before)
+        out.array(len(topics))
+        for topic, partitions in topics.items():
+            out.string(topic)
+            out.array(len(partitions))
+            for partition, offset in partitions:
+                out.i32(partition)
+                out.i64(offset)
+        out.i32(TIMEOUT)
+        return bytes(out.data)
+
+    def decode(self, version: int, data: bytes, pos: int) -> RecordsDeleted:
+        read = Reader(data, pos, flexible=False)
+        throttle, errors = read.i32(), dict[TopicPartition, int]()
+        for _ in range(read.array()):
+            topic = read.string() or ""
+            for _ in range(read.array()):
+                tp = TopicPartition(topic, read.i32())
+                read.i64()  # the log start from now on
+                errors[tp] = read.i16()
+        return RecordsDeleted(throttle, errors)
+
+
+async def delete_records(cluster: Cluster, before: Mapping[TopicPartition, int]) -> None:
+    """Raises AccessDenied, PartitionFailed, BrokerUnavailable; the topics must be watched."""
+    nodes: dict[int, dict[TopicPartition, int]] = {}
+    for tp, offset in before.items():
+        leader = cluster.leader(tp)
+        if leader is None:
+            raise BrokerUnavailable(f"{tp} has no leader; try again", retry_after=1.0)
+        nodes.setdefault(leader[0], {})[tp] = offset
+    for node, some in nodes.items():
+        answer = await cluster.connections.send(
+            node, Role.CONTROL, DeleteRecordsRequest(some), within=TIMEOUT / 1000 + 5
+        )
+        for tp, code in answer.errors.items():
+            if code in DENIED:
+                what = f"the gateway may not delete records of {tp.topic}; allow it DELETE"
+                raise AccessDenied(what, topic=tp.topic)
+            if code:
+                raise PartitionFailed(
+                    f"records of {tp} are not deleted (code {code})",
+                    topic=tp.topic, partition=tp.partition, code=code,
+                )  # fmt: skip

@@ -1,0 +1,259 @@
+"""ListGroups, DescribeGroups, ConsumerGroupDescribe, OffsetDelete, DeleteGroups."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from gateway.core.log.record import TopicPartition
+
+from .codec import Reader, Writer, by_topic, partition_errors
+from .consumer_protocol import decode_assignment
+from .requests import Request, Versions
+
+NOT_FOUND = 69  # GROUP_ID_NOT_FOUND
+
+
+class Listed(NamedTuple):
+    """A group as its coordinator lists it.
+
+    type:  `consumer` (KIP-848), `classic`, or another; empty: before Kafka 3.8 nobody says.
+    state: as Kafka writes it, such as `Stable`; empty before Kafka 2.6.
+    """
+
+    name: str
+    protocol: str
+    state: str = ""
+    type: str = ""
+
+
+class GroupsListed(NamedTuple):
+    throttle_ms: int
+    error: int
+    groups: tuple[Listed, ...]
+
+
+class GroupMember(NamedTuple):
+    """owned: what it was given; a consumer member has acknowledged it."""
+
+    id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    owned: frozenset[TopicPartition]
+
+
+class GroupDescribed(NamedTuple):
+    """`assignor` is empty while there is none."""
+
+    throttle_ms: int
+    error: int
+    message: str | None
+    name: str
+    type: str
+    state: str
+    assignor: str
+    members: tuple[GroupMember, ...]
+
+
+class Deleted(NamedTuple):
+    """error: of the group. errors: of partitions, where there are some."""
+
+    throttle_ms: int
+    error: int
+    errors: dict[TopicPartition, int]
+
+
+@dataclass(slots=True)
+class ListGroupsRequest(Request[GroupsListed]):
+    """The groups that one broker coordinates."""
+
+    API = 16
+    NAME = "ListGroups"
+    SPOKEN = Versions(2, 5, 3)
+
+    def encode(self, version: int) -> bytes:
+        out = Writer(version >= self.SPOKEN.flexible)
+        if version >= 4:
+            out.array(0)  # in all states
+        if version >= 5:
+            out.array(0)  # of all types
+        out.tags()
+        return bytes(out.data)
+
+    def decode(self, version: int, data: bytes, pos: int) -> GroupsListed:
+        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+        throttle, error, groups = read.i32(), read.i16(), []
+        for _ in range(read.array()):
+            name, protocol = read.string() or "", read.string() or ""
+            state = read.string() or "" if version >= 4 else ""
+            kind = read.string() or "" if version >= 5 else ""
+            read.tags()
+            groups.append(Listed(name, protocol, state, kind.lower()))
+        return GroupsListed(throttle, error, tuple(groups))
+
+
+@dataclass(slots=True)
+class DescribeGroupsRequest(Request[GroupDescribed]):
+    """One group of the classic protocol. One that does not exist is `Dead`, without an error
+    before version 6."""
+
+    API = 15
+    NAME = "DescribeGroups"
+    SPOKEN = Versions(3, 6, 5)
+
+    group: str
+
+    def encode(self, version: int) -> bytes:
+        out = Writer(version >= self.SPOKEN.flexible)
+        out.array(1)
+        out.string(self.group)
+        out.i8(0)  # no authorized operations
+        out.tags()
+        return bytes(out.data)
+
+    def decode(self, version: int, data: bytes, pos: int) -> GroupDescribed:
+        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+        throttle = _one(read)
+        error = read.i16()
+        message = read.string() if version >= 6 else None
+        name, state = read.string() or "", read.string() or ""
+        read.string()  # protocol type
+        assignor = read.string() or ""
+        members = tuple(self._member(read, version) for _ in range(read.array()))
+        if state == "Dead" and not error:
+            error = NOT_FOUND
+        return GroupDescribed(throttle, error, message, name, "classic", state, assignor, members)
+
+    @staticmethod
+    def _member(read: Reader, version: int) -> GroupMember:
+        member = read.string() or ""
+        instance = read.string() if version >= 4 else None
+        client, host = read.string() or "", read.string() or ""
+        read.octets()  # what it said as it joined
+        given = read.octets() or b""
+        read.tags()
+        try:
+            owned = decode_assignment(given)
+        except (ValueError, IndexError, struct.error):
+            owned = frozenset()  # of Connect, or whatever else shares things by groups
+        return GroupMember(member, instance, client, host, owned)
+
+
+@dataclass(slots=True)
+class ConsumerGroupDescribeRequest(Request[GroupDescribed]):
+    """One group of KIP-848."""
+
+    API = 69
+    NAME = "ConsumerGroupDescribe"
+    SPOKEN = Versions(0, 1, 0)
+
+    group: str
+
+    def encode(self, version: int) -> bytes:
+        out = Writer(True)
+        out.array(1)
+        out.string(self.group)
+        out.i8(0)  # no authorized operations
+        out.tags()
+        return bytes(out.data)
+
+    def decode(self, version: int, data: bytes, pos: int) -> GroupDescribed:
+        read = Reader(data, pos, True)
+        throttle = _one(read)
+        error, message = read.i16(), read.string()
+        name, state = read.string() or "", read.string() or ""
+        read.i32()  # group epoch
+        read.i32()  # assignment epoch
+        assignor = read.string() or ""
+        members = tuple(self._member(read, version) for _ in range(read.array()))
+        return GroupDescribed(throttle, error, message, name, "consumer", state, assignor, members)
+
+    def _member(self, read: Reader, version: int) -> GroupMember:
+        member, instance = read.string() or "", read.string()
+        read.string()  # rack
+        read.i32()  # epoch
+        client, host = read.string() or "", read.string() or ""
+        for _ in range(read.array()):
+            read.string()  # topics it subscribes
+        read.string()  # and their pattern
+        owned = self._assignment(read)
+        self._assignment(read)  # what it is to have
+        if version >= 1:
+            read.i8()  # type
+        read.tags()
+        return GroupMember(member, instance, client, host, owned)
+
+    @staticmethod
+    def _assignment(read: Reader) -> frozenset[TopicPartition]:
+        found: set[TopicPartition] = set()
+        for _ in range(read.array()):
+            read.uuid()
+            topic = read.string() or ""
+            found.update(TopicPartition(topic, partition) for partition in read.ints())
+            read.tags()
+        read.tags()
+        return frozenset(found)
+
+
+@dataclass(slots=True)
+class OffsetDeleteRequest(Request[Deleted]):
+    """Forget what a group has committed of `tps`."""
+
+    API = 47
+    NAME = "OffsetDelete"
+    SPOKEN = Versions(0, 0, 1)
+
+    group: str
+    tps: Collection[TopicPartition]
+
+    def encode(self, version: int) -> bytes:
+        topics = by_topic(dict.fromkeys(sorted(self.tps)))
+        out = Writer(False)
+        out.string(self.group)
+        out.array(len(topics))
+        for topic, partitions in topics.items():
+            out.string(topic)
+            out.array(len(partitions))
+            for partition, _ in partitions:
+                out.i32(partition)
+        return bytes(out.data)
+
+    def decode(self, version: int, data: bytes, pos: int) -> Deleted:
+        read = Reader(data, pos, False)
+        error, throttle = read.i16(), read.i32()
+        return Deleted(throttle, error, partition_errors(read))
+
+
+@dataclass(slots=True)
+class DeleteGroupsRequest(Request[Deleted]):
+    """A group without members, with all that it has committed."""
+
+    API = 42
+    NAME = "DeleteGroups"
+    SPOKEN = Versions(0, 2, 2)
+
+    group: str
+
+    def encode(self, version: int) -> bytes:
+        out = Writer(version >= self.SPOKEN.flexible)
+        out.array(1)
+        out.string(self.group)
+        out.tags()
+        return bytes(out.data)
+
+    def decode(self, version: int, data: bytes, pos: int) -> Deleted:
+        read = Reader(data, pos, version >= self.SPOKEN.flexible)
+        throttle = _one(read)
+        read.string()
+        return Deleted(throttle, read.i16(), {})
+
+
+def _one(read: Reader) -> int:
+    """The throttle time, before the one group that was asked for."""
+    throttle = read.i32()
+    if read.array() != 1:
+        raise ValueError("not the one group that was asked for")
+    return throttle

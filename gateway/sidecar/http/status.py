@@ -1,0 +1,141 @@
+"""Errors as the contract's Status: `{"statusCode", "code", "message", "description"}`.
+
+code is a word for programs, message what went wrong, description what to do about it. An exception
+that is not one of ours says nothing of itself: its message may hold what a client must not see.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
+
+from gateway.errors import (
+    AccessDenied,
+    FormatError,
+    GatewayError,
+    KafkaError,
+    NotGranted,
+    RegistryUnavailable,
+    RequestError,
+    UnknownTopic,
+)
+from gateway.sidecar.part import Unready
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER = 5.0
+"""Seconds a client is asked to wait where the error knows no better."""
+
+UNCACHED: Mapping[str, str] = {"Cache-Control": "no-store"}
+
+
+class Refusal(RequestError):
+    """An answer that is no success. code: a word for programs, such as INSTANCE_NOT_FOUND; by
+    default that of the status. what: `what went wrong; what to do`."""
+
+    def __init__(
+        self, status: int, what: str, *, code: str = "", retry_after: float | None = None
+    ) -> None:
+        super().__init__(status, _phrase(status), what, retry_after=retry_after)
+        self.code = code or _word(status)
+
+
+def told(status: int, code: str, what: str) -> dict[str, Any]:
+    """The members of a Status."""
+    message, _, description = what.partition("; ")
+    return {
+        "statusCode": status,
+        "code": code,
+        "message": message,
+        "description": description or message,
+    }
+
+
+def status_of(exc: Exception) -> tuple[int, str, str]:
+    """The HTTP status, the word, and `what; what to do` of an error."""
+    match exc:
+        case Refusal():
+            return exc.status, exc.code, str(exc)
+        case RequestError():
+            return exc.status, _word(exc.status), str(exc)
+        case UnknownTopic():
+            return 404, "UNKNOWN_TOPIC", str(exc)
+        case AccessDenied():
+            return 403, "KAFKA_ACCESS_DENIED", str(exc)
+        case FormatError():
+            return 400, "WRONG_FORMAT", str(exc)
+        case RegistryUnavailable():
+            return 503, "REGISTRY_UNAVAILABLE", f"{exc}"
+        case KafkaError():
+            what = "Kafka does not answer as it should; try again, the log says why"
+            return 503, "KAFKA_UNAVAILABLE", what
+        case Unready():
+            return 503, "NOT_READY", str(exc)
+        case HTTPException():
+            return exc.status_code, _word(exc.status_code), _http(exc)
+    return 500, "INTERNAL_ERROR", "the sidecar failed; its log says why"
+
+
+def response(exc: Exception) -> Response:
+    """The answer for an error."""
+    status, code, what = status_of(exc)
+    return answer(told(status, code, what), status, headers_of(exc, status))
+
+
+def headers_of(exc: Exception, status: int) -> dict[str, str]:
+    """When to try again, how to identify, which methods there are."""
+    if isinstance(exc, HTTPException):
+        return dict(exc.headers or {})
+    if isinstance(exc, NotGranted) and exc.challenge is not None:
+        return {"WWW-Authenticate": exc.challenge}
+    wait: float | None = getattr(exc, "retry_after", None)
+    if wait is None and status == HTTPStatus.SERVICE_UNAVAILABLE:
+        wait = RETRY_AFTER
+    return {} if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
+
+
+def answer(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """JSON, written by orjson. body: bytes are JSON already."""
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    return Response(data, status, {**UNCACHED, **(headers or {})}, "application/json")
+
+
+async def respond(request: Request, exc: Exception) -> Response:
+    if isinstance(exc, KafkaError):
+        log.info("%s %s: %s", request.method, request.url.path, exc)
+    return response(exc)
+
+
+HANDLERS: Mapping[Any, ExceptionHandler] = {
+    GatewayError: respond,
+    HTTPException: respond,
+    Exception: respond,
+}
+"""For Starlette's `exception_handlers`."""
+
+
+def _http(exc: HTTPException) -> str:
+    if exc.status_code == 404:
+        return "nothing is served at this path; GET /docs lists what is"
+    if exc.status_code == 405:
+        return f"this path has other methods; use {(exc.headers or {}).get('Allow', 'those')}"
+    return exc.detail
+
+
+def _phrase(status: int) -> str:
+    return HTTPStatus(status).phrase
+
+
+def _word(status: int) -> str:
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return "CONTENT_TOO_LARGE"  # RFC 9110 15.5.14; Python's own word is another from 3.13 on
+    return HTTPStatus(status).phrase.upper().replace(" ", "_").replace("-", "_")

@@ -1,0 +1,404 @@
+"""Requests with an `Idempotency-Key`: done once, whichever replica they come to, and come again to.
+
+All replicas read one topic. A request writes a claim there, which names a transactional id, and
+waits until it has heard it: the first claim of a key has it (`core.claims`). Its owner writes the
+records and their answer in one transaction under that id; the others wait for the answer. A claim
+whose time is up is taken over, by its transactional id: whoever had that is fenced, and what it
+left open is undone, before the log is read once more to its end. Only then, if there is no answer
+yet, are the records written. Claims and answers have partitions of their own, so that no open
+transaction holds up the hearing of claims.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from gateway.config.sections.sidecar import Producer as Settings
+from gateway.core.delivery.claims import SLACK, Claim, Claims, Result
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import AccessDenied, BrokerUnavailable, Fenced, KafkaError, PartitionFailed
+from gateway.errors import UnknownTopic as Missing
+from gateway.kafka.admin.topics import make_topic
+from gateway.kafka.client.offsets import LATEST, Offset
+from gateway.kafka.client.outages import label_topic
+from gateway.kafka.fetch.piece import OUT_OF_RANGE, piece
+from gateway.kafka.fetch.scan import offset
+from gateway.kafka.produce.transactions import Transactions, Write
+from gateway.kafka.protocol.requests import TopicAnswer
+from gateway.sidecar.context import Context
+from gateway.sidecar.http.status import Refusal
+
+from .transactions import Transactors
+
+log = logging.getLogger(__name__)
+
+WAIT = 1.0  # seconds that Kafka holds back a fetch without news
+AGAIN = 0.25  # seconds until what failed is tried again
+DENIED_AGAIN = 5.0  # seconds until what is not allowed is
+SWEEP = 60.0  # seconds
+TAKEN_AGAIN = (0.5, 1.5)  # seconds until one that another is taking over is, from and to
+RECENT = 1000  # answers that are kept beside their places
+KEY = 16  # bytes of a key; a claim's record has its owner behind that
+
+Work = Callable[[Transactions, Callable[[bytes], Write]], Awaitable[bytes]]
+"""Writes the records, and as the last of the same transaction what the callable makes of the
+answer, which it returns."""
+
+
+class Answered(NamedTuple):
+    """again: it was done before."""
+
+    body: bytes
+    again: bool
+
+
+class Ledger:
+    """See the module; `run` it. It reads from the first request on."""
+
+    def __init__(self, context: Context, settings: Settings, transactors: Transactors) -> None:
+        section = settings.idempotency
+        self.claims = Claims(section.keys, section.window)
+        self._context = context
+        self._outages = context.cluster.outages
+        self._section = section
+        self._within = settings.timeout
+        self._patience = settings.timeout + 1.0
+        self._transactors = transactors
+        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._taken: set[bytes] = set()  # keys that a request of this process takes over now
+        self._next: dict[TopicPartition, int] = {}
+        self._wanted = asyncio.Event()
+        self._reads = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._failing: dict[TopicPartition | None, KafkaError] = {}  # None: before it is read
+        self._topic_id: UUID | None = None  # of the topic that is read
+
+    async def once(self, scope: str, digest: bytes, work: Work) -> Answered:
+        """Of the first who came with this scope, in the window. scope: identity, topic and key.
+        digest: of what is to be done.
+
+        Raises Refusal 422 for another digest; AccessDenied where claims may not be read or written;
+        BrokerUnavailable, with `timeout` where nobody knows by now whether it was done; whatever
+        `work` raises.
+        """
+        key, mine = hashlib.sha256(scope.encode()).digest()[:KEY], _Mine()
+        try:
+            async with asyncio.timeout(self._patience + 2 * self._within):
+                self._wanted.set()
+                await self._reads.wait()
+                while True:
+                    found = await self._attempt(key, digest, work, mine)
+                    if found is not None:
+                        return found
+        except TimeoutError:
+            failure = next(iter(self._failing.values()), None)
+            why = str(failure) if failure else "another request with this key is not done"
+            what = f"{why}; try again with the same Idempotency-Key"
+            raise BrokerUnavailable(what, timeout=mine.working, retry_after=1.0) from None
+        finally:
+            if mine.lent is not None and not mine.working:
+                self._transactors.beside(self._release(key, mine.lent.id))
+
+    async def _attempt(self, key: bytes, digest: bytes, work: Work, mine: _Mine) -> Answered | None:
+        """None: look again."""
+        for failure in self._failing.values():
+            if isinstance(failure, AccessDenied):
+                raise failure.with_traceback(None)
+        known = self.claims.result(key, time.time())
+        if known is not None:
+            _same(known.digest, digest)
+            return Answered(await self._answer(key, known), again=not mine.working)
+        first = self.claims.first(key)
+        if first is None:
+            mine.lent = mine.lent or await self._transactors.lend()
+            await self._claim(key, digest, mine.lent.id)
+            return None
+        _same(first.digest, digest)
+        if mine.lent is not None and first.owner == mine.lent.id and mine.lent.started:
+            return await self._work(key, digest, work, mine, mine.lent)
+        left = first.until - time.time()
+        if left > 0:
+            await self._changes(key, first, left)
+            return None
+        if key not in self._taken:
+            self._taken.add(key)
+            try:
+                found = await self._take_over(key, digest, work, mine, first)
+            finally:
+                self._taken.discard(key)
+            if found is not None or self.claims.first(key) != first:
+                return found
+        # Requests that take over from each other without a pause fence each other for seconds.
+        await self._changes(key, first, random.uniform(*TAKEN_AGAIN))
+        return None
+
+    async def _take_over(
+        self, key: bytes, digest: bytes, work: Work, mine: _Mine, first: Claim
+    ) -> Answered | None:
+        """Do it in place of its owner, whose time is up. None: look again."""
+        taken = Transactions(self._context.cluster, first.owner)
+        await taken.start()
+        await self._caught_up(self._places(key)[1])
+        if self.claims.result(key, time.time()) is not None:
+            return None
+        log.info("a request is taken over from %s, which did not end it", first.owner)
+        return await self._work(key, digest, work, mine, taken)
+
+    async def _work(
+        self, key: bytes, digest: bytes, work: Work, mine: _Mine, by: Transactions
+    ) -> Answered | None:
+        mine.working = True
+        place = self._places(key)[1]
+
+        def result(body: bytes) -> Write:
+            return Write(place, key, digest + body, (), time.time_ns() // 1_000_000)
+
+        try:
+            body = await work(by, result)
+        except Fenced:
+            return None  # another is at it: its answer is waited for, the claim stays
+        except (PartitionFailed, AccessDenied):
+            await self._release(key, by.id)
+            mine.over(by)
+            raise
+        except KafkaError as exc:
+            return await self._settled(key, mine, by, exc)
+        if by is mine.lent:
+            self._transactors.back(by)
+        mine.over(by)
+        self._keep(key, body)
+        return Answered(body, again=False)
+
+    async def _settled(
+        self, key: bytes, mine: _Mine, by: Transactions, failure: KafkaError
+    ) -> Answered | None:
+        """Was it written? Once the id is started anew that is certain. Raises the failure."""
+        await by.start()
+        await self._caught_up(self._places(key)[1])
+        if self.claims.result(key, time.time()) is not None:
+            return None
+        await self._release(key, by.id)
+        mine.over(by)
+        raise BrokerUnavailable(f"{failure}; it is not written", retry_after=1.0) from failure
+
+    # what is written
+
+    async def _claim(self, key: bytes, digest: bytes, owner: str) -> None:
+        """And hear of it."""
+        place = self._places(key)[0]
+        at = await self._context.producer.put(
+            place, key + owner.encode(), digest, within=self._within
+        )
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._next.get(place, -1) > at)
+
+    async def _release(self, key: bytes, owner: str) -> None:
+        place, name = self._places(key)[0], key + owner.encode()
+        try:
+            await self._context.producer.put(place, name, None, within=self._within)
+        except KafkaError as exc:
+            log.debug("a claim is not released, which waits for its end now: %s", exc)
+
+    # what is read
+
+    async def run(self) -> None:
+        """Read for as long as it runs; anew where the topic was deleted or replaced."""
+        self._reads.clear()
+        await self._wanted.wait()
+        while True:
+            places = await self._retry_begin()
+            await self._follow_all(places)
+            await asyncio.sleep(AGAIN)  # brokers may not agree yet on what became of it
+
+    async def _follow_all(self, places: Sequence[TopicPartition]) -> None:
+        """Read all partitions until the topic is gone or another one."""
+        tasks = [asyncio.create_task(self._follow(place)) for place in places]
+        tasks.append(asyncio.create_task(self._sweep()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for place in places:  # none of them fails by itself any more
+                if failure := self._failing.pop(place, None):
+                    self._failing[None] = failure
+
+    async def _retry_begin(self) -> Sequence[TopicPartition]:
+        """Begin, however often that must be tried."""
+        while True:
+            try:
+                places = await self._begin()
+            except KafkaError as exc:
+                self._fail(None, exc)
+                if isinstance(exc, AccessDenied):
+                    self._reads.set()  # the requests that wait are told
+                    await asyncio.sleep(DENIED_AGAIN)
+                else:
+                    self._reads.clear()
+                    await asyncio.sleep(AGAIN)
+            else:
+                self._recover(None)
+                self._reads.set()
+                return places
+
+    def _fail(self, place: TopicPartition | None, error: KafkaError) -> None:
+        """Note why a partition cannot be read. The log has the first one that cannot."""
+        self._failing[place] = error
+        if place == next(iter(self._failing)):
+            self._outages.fail_with(label_topic(self._section.topic), error)
+
+    def _recover(self, place: TopicPartition | None) -> None:
+        if self._failing.pop(place, None) is not None and not self._failing:
+            self._outages.recover(label_topic(self._section.topic), "is read")
+
+    async def _begin(self) -> Sequence[TopicPartition]:
+        """Find the topic, or make it, and where to read its partitions from."""
+        cluster = self._context.cluster
+        known = await self._topic()
+        places = [TopicPartition(known.name, number) for number in known.partitions]
+        since = int((time.time() - self._section.window - SLACK) * 1000)
+        # First the ends, of what is committed: a claim that comes between the two is read then.
+        ends = await cluster.list_offsets(dict.fromkeys(places, LATEST))
+        found = await cluster.list_offsets(dict.fromkeys(places, since))
+        begins: dict[TopicPartition, int] = {}
+        for place in places:
+            end, told = ends[place], found[place]
+            if not isinstance(end, Offset) or not isinstance(told, Offset):
+                code = end if isinstance(told, Offset) else told
+                raise BrokerUnavailable(f"{place} cannot be read (code {code})")
+            begins[place] = told.offset if told.offset >= 0 else end.offset
+        self._next, self._topic_id = begins, known.topic_id
+        return places
+
+    async def _topic(self) -> TopicAnswer:
+        name, section = self._section.topic, self._section
+        try:
+            return await self._context.topic(name)
+        except Missing:
+            configs = {
+                "cleanup.policy": "compact,delete",
+                "retention.ms": str(int((section.window + 2 * SLACK) * 1000)),
+            }
+            replicas = -1 if section.replication is None else section.replication
+            if await make_topic(
+                self._context.cluster, name, partitions=section.partitions, replicas=replicas,
+                configs=configs,
+            ):  # fmt: skip
+                log.info("made the topic %s, for requests with an Idempotency-Key", name)
+            return await self._context.topic(name)
+
+    def _places(self, key: bytes) -> tuple[TopicPartition, TopicPartition]:
+        """Of its claims, and of its result."""
+        pairs = len(self._next) // 2
+        if not pairs:
+            both = next(iter(self._next))
+            return both, both
+        at = 2 * (int.from_bytes(key[:4]) % pairs)
+        return TopicPartition(self._section.topic, at), TopicPartition(self._section.topic, at + 1)
+
+    async def _follow(self, place: TopicPartition) -> None:
+        """Read a partition until the topic is gone or another one."""
+        cluster = self._context.cluster
+        while self._context.is_current(self._section.topic, self._topic_id):
+            try:
+                got = await piece(cluster, place, self._next[place], max_wait=WAIT)
+            except KafkaError as exc:
+                self._fail(place, exc)
+                await asyncio.sleep(DENIED_AGAIN if isinstance(exc, AccessDenied) else AGAIN)
+                if isinstance(exc, PartitionFailed) and exc.code == OUT_OF_RANGE:
+                    return
+                continue
+            self._recover(place)
+            now = time.time()
+            for record in got.records:
+                self._hear(record, now)
+            if got.next != self._next[place]:
+                async with self._moved:
+                    self._next[place] = got.next
+                    self._moved.notify_all()
+
+    def _hear(self, record: Record, now: float) -> None:
+        key, owner = (record.key or b"")[:KEY], (record.key or b"")[KEY:].decode("latin-1")
+        value, at = record.value, record.timestamp / 1000
+        if owner and value is None:
+            self.claims.released(key, owner)
+        elif owner and value is not None:
+            claim = Claim(owner, value, record.offset, at + self._patience)
+            self.claims.claimed(key, claim, now)
+        elif value is not None:
+            self.claims.done(key, Result(value[:KEY], record.tp, record.offset, at))
+
+    async def _changes(self, key: bytes, first: Claim, left: float) -> None:
+        def changed() -> bool:
+            return self.claims.first(key) != first
+
+        try:
+            async with asyncio.timeout(left), self._moved:
+                await self._moved.wait_for(changed)
+        except TimeoutError:
+            return
+
+    async def _caught_up(self, place: TopicPartition) -> None:
+        """To what is there now, also of transactions that are open now."""
+        end = await offset(self._context.cluster, place, LATEST)
+        async with self._moved:
+            await self._moved.wait_for(lambda: self._next.get(place, -1) >= end)
+
+    async def _answer(self, key: bytes, result: Result) -> bytes:
+        body = self._recent.get(key)
+        if body is None:
+            got = await piece(self._context.cluster, result.tp, result.offset)
+            # The offset may be of a topic that was made anew since.
+            found = got.records[0] if got.records else None
+            if found is None or (found.offset, found.key) != (result.offset, key):
+                what = "it was done, and its answer is not there any more"
+                raise Refusal(409, f"{what}; use another Idempotency-Key for another request")
+            body = (found.value or b"")[KEY:]
+            self._keep(key, body)
+        return body
+
+    def _keep(self, key: bytes, body: bytes) -> None:
+        self._recent[key] = body
+        if len(self._recent) > RECENT:
+            self._recent.popitem(last=False)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP)
+            self.claims.sweep(time.time())
+
+
+class _Mine:
+    """lent: what this request claims with. working: it may have been done by this request."""
+
+    def __init__(self) -> None:
+        self.lent: Transactions | None = None
+        self.working = False
+
+    def over(self, by: Transactions) -> None:
+        """What became of the attempt is known."""
+        self.working = False
+        if by is self.lent:
+            self.lent = None
+
+
+def digest_of(body: bytes) -> bytes:
+    """Of what a request asks for."""
+    return hashlib.sha256(body).digest()[:KEY]
+
+
+def _same(one: bytes, other: bytes) -> None:
+    if one != other:
+        what = "this Idempotency-Key came with another body before"
+        raise Refusal(422, f"{what}; use another key for another request", code="KEY_REUSED")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from decimal import Decimal
+
+import pytest
+
+from gateway.core.channel.conditions import Condition
+from gateway.core.channel.filters import Filter, Filters
+from gateway.hub.fanout.view import View
+
+ADA = Filters((Filter(key=b"ada", headers=(("region", b"eu"),), fields=(("/status", "paid"),)),))
+VIEW = View(("orders", "refunds"), ADA, "value", "error")
+LISTED = Filter(
+    headers=(("region", Condition(one_of=("us", "eu", "asia"))),),
+    fields=(("/n", Condition(bounds=(("lt", Decimal("2.50")), ("gt", 1)))),),
+)
+CHOSEN = View(("orders",), ADA.narrowed(Filters((LISTED,))), "value", "error", ("/a", "/b"))
+
+
+def test_equal_views_are_one_channel():
+    again = View(("orders", "refunds"), Filters(tuple(ADA.filters)), "value", "error")
+    assert again == VIEW
+    assert again.digest == VIEW.digest
+
+
+def test_the_order_of_topics_is_not_seen():
+    assert View(("refunds", "orders"), ADA, "value", "error").digest == VIEW.digest
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        View(("orders",), ADA, "value", "error"),
+        View(("orders", "refunds"), Filters(), "value", "error"),
+        View(("orders", "refunds"), Filters((Filter(key=b"bob"),)), "value", "error"),
+        View(("orders", "refunds"), ADA, "envelope", "error"),
+        View(("orders", "refunds"), ADA, "value", "base64"),
+        View(("orders", "refunds"), ADA, "value", "error", ("/a",)),
+        View(("orders", "refunds"), ADA.narrowed(ADA), "value", "error"),
+        View(("orders", "refunds"), ADA.narrowed(Filters((LISTED,))), "value", "error"),
+    ],
+    ids=["topics", "no filter", "filter", "format", "binary", "fields", "narrowed", "narrowest"],
+)
+def test_whatever_changes_what_is_seen_is_another_view(other: View):
+    assert other.digest != VIEW.digest
+
+
+@pytest.mark.parametrize("seed", ["1", "2"])
+def test_another_process_gives_a_view_the_same_digest(seed: str):
+    """Or every client that reconnects to another replica would be told that its view changed."""
+    code = (
+        "from decimal import Decimal\n"
+        "from gateway.core.channel.conditions import Condition\n"
+        "from gateway.core.channel.filters import Filter, Filters\n"
+        "from gateway.hub.fanout.view import View\n"
+        f"for view in ({VIEW!r}, {CHOSEN!r}): print(view.digest.decode())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": seed},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert said.stdout.encode().split() == [VIEW.digest, CHOSEN.digest]

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.config import Transform
+from gateway.core.log.record import Gap, Reason, Record, TopicPartition
+from gateway.hub.wires.transform import Transformer
+
+TP = TopicPartition("orders", 0)
+TRANSFORM = Transformer(
+    [
+        Transform.model_validate({"extract-key": "${message.value.customer.id}"}),
+        Transform.model_validate(
+            {"extract-headers": {"region": "${message.value.region}", "was": "${message.key}"}}
+        ),
+    ]
+)
+
+
+def record(value: bytes | None, key: bytes | None = b"k") -> Record:
+    return Record(TP, 4, 2, 1000, key, value, (("h", b"1"),))
+
+
+def test_key_and_headers_come_from_the_value_and_the_rest_stays():
+    value = b'{"customer": {"id": 7}, "region": "eu"}'
+    changed = TRANSFORM(record(value))
+    assert changed == Record(
+        TP, 4, 2, 1000, b"7", value, (("h", b"1"), ("region", b"eu"), ("was", b"k"))
+    )
+
+
+def test_a_field_that_lacks_changes_nothing_of_its_own():
+    changed = TRANSFORM(record(b'{"region": "eu"}', key=None))
+    assert isinstance(changed, Record)
+    assert (changed.key, changed.headers) == (None, (("h", b"1"), ("region", b"eu")))
+
+
+@pytest.mark.parametrize("value", [None, b"", b"no json", b'{"customer": {"id": NaN}}', b"\xff"])
+def test_a_value_that_is_not_json_passes_as_it_is(value: bytes | None):
+    assert TRANSFORM(record(value)) == record(value)
+
+
+def test_what_is_no_record_passes_as_it_is():
+    gap = Gap(TP, 1, 2, 0, Reason.CORRUPT)
+    assert TRANSFORM(gap) is gap

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.errors import PipelineError
+from gateway.pipeline.checkpoint.checkpoint import Batch, Checkpoint, Sources
+
+ID = "0f70c16a-b938-4a30-8499-2120ac1acb06"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """Two batches, the second under way."""
+    write(tmp_path / "metadata", json.dumps({"id": ID}))
+    write(tmp_path / "sources" / "0" / "0", '\0v1\n{"orders":{"0":5,"1":7}}')
+    write(tmp_path / "offsets" / "0", offsets(0, {"0": 100, "1": 80}))
+    write(tmp_path / "offsets" / "1", offsets(60_000, {"0": 150, "1": 80}))
+    write(tmp_path / "offsets" / ".1.crc", "")
+    write(tmp_path / "commits" / "0", 'v1\n{"nextBatchWatermarkMs":60000}')
+    return Checkpoint(str(tmp_path))
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def offsets(watermark: int, ends: dict[str, int]) -> str:
+    head = json.dumps({"batchWatermarkMs": watermark, "batchTimestampMs": 1, "conf": {}})
+    return f"v1\n{head}\n{json.dumps({'orders': ends})}"
+
+
+def test_a_checkpoint_knows_its_query_and_how_far_it_is(checkpoint: Checkpoint):
+    assert (checkpoint.query(), checkpoint.planned(), checkpoint.committed()) == (ID, 1, 0)
+
+
+def test_a_batch_begins_where_the_one_before_ended_the_first_where_its_source_began(
+    checkpoint: Checkpoint,
+):
+    batch = checkpoint.batch(1)
+    assert batch.start == ({("orders", 0): 100, ("orders", 1): 80},)
+    assert batch.end == ({("orders", 0): 150, ("orders", 1): 80},)
+    assert checkpoint.batch(0).start == ({("orders", 0): 5, ("orders", 1): 7},)
+
+
+def test_late_events_are_held_against_the_watermark_of_the_batch_before(
+    checkpoint: Checkpoint, tmp_path: Path
+):
+    write(tmp_path / "offsets" / "2", offsets(90_000, {"0": 150, "1": 90}))
+    assert [checkpoint.batch(number).held for number in range(3)] == [0, 0, 60_000]
+
+
+def test_the_offsets_of_an_input_are_those_of_its_sources():
+    """They were found by their topic, so those of two clusters, or of both sides of a join, were
+    taken for one another's."""
+    ends = tuple({("orders", 0): offset} for offset in (1, 2, 3))
+    sources = Sources(lines=("eu", "us", "us"), numbers=("eu", "us"))
+    first = Batch(0, ends[:2], ends, 0)
+    assert sources.select(first, "eu") == Batch(0, ends[:1], ends[:1], 0)
+    assert sources.select(first, "us") == Batch(0, ends[1:2], ends[1:], 0)
+    assert sources.select(Batch(1, ends, ends, 0), "us").start == ends[1:]
+
+
+def test_a_new_directory_has_nothing(tmp_path: Path):
+    new = Checkpoint(str(tmp_path / "none"))
+    assert (new.query(), new.planned(), new.committed()) == (None, None, None)
+    assert new.mark(0) == ""
+
+
+def test_two_ranges_under_one_number_have_different_marks(checkpoint: Checkpoint, tmp_path: Path):
+    before = checkpoint.mark(1)
+    write(tmp_path / "offsets" / "1", offsets(60_000, {"0": 151, "1": 80}))
+    assert before != checkpoint.mark(1) != ""
+
+
+def test_a_batch_that_spark_has_forgotten_and_a_format_of_another_version_are_told(
+    checkpoint: Checkpoint, tmp_path: Path
+):
+    with pytest.raises(PipelineError, match="no offsets of batch 9"):
+        checkpoint.batch(9)
+    write(tmp_path / "offsets" / "2", "v2\n{}\n{}")
+    with pytest.raises(PipelineError, match="'v2', not v1"):
+        checkpoint.batch(2)

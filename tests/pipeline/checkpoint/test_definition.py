@@ -1,0 +1,111 @@
+"""What may change under a checkpoint, and what may not."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import TypeAdapter
+
+from gateway.config.sections.pipelines import AnyJob
+from gateway.errors import CheckpointRefused
+from gateway.pipeline.checkpoint import definition
+
+SESSIONS = {
+    "name": "visits",
+    "type": "sessions",
+    "from": {
+        "topic": "clicks",
+        "value": {"fields": {"user": "string", "at": "timestamp_ms", "page": "string"}},
+        "time": "at",
+    },
+    "by": ["user"],
+    "gap": "30m",
+    "to": {"topic": "visits"},
+}
+JOIN = {
+    "name": "paid",
+    "type": "join",
+    "left": {"topic": "orders", "value": {"fields": {"id": "string", "x": "int"}}},
+    "right": {"topic": "payments", "value": {"fields": {"order": "string"}}},
+    "on": {"id": "order"},
+    "to": {"topic": "paid"},
+}
+ENRICH = {
+    "name": "rich",
+    "type": "enrich",
+    "from": {"topic": "clicks", "value": {"fields": {"user": "string"}}},
+    "on": "user",
+    "table": {"kind": "broadcast", "topic": "users", "fields": {"age": "int"}},
+    "to": {"topic": "rich"},
+}
+
+
+def job(base, **changes):
+    """With other options; `from__watermark` is one within `from`."""
+    made = {**base}
+    for name, value in changes.items():
+        first, _, second = name.partition("__")
+        made[first] = {**made.get(first, {}), second: value} if second else value
+    return TypeAdapter(AnyJob).validate_python(made)
+
+
+def changed(base, **changes):
+    before, hot = definition.read(definition.encode(job(base)))
+    assert hot == []
+    return definition.differences(before, definition.of(job(base, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        (SESSIONS, {}),
+        (SESSIONS, {"trigger": "10s", "alertLate": "5%"}),
+        (SESSIONS, {"from__watermark": "1h", "from__maxRecords": 10, "from__late": "skip"}),
+        (SESSIONS, {"to__writers": 5, "to__topic": "other", "state__profile": "large"}),
+        (JOIN, {"select": {}}),
+        (ENRICH, {"on": "_key", "from__time": "_timestamp"}),
+    ],
+)
+def test_what_state_does_not_depend_on_may_change(base, changes):
+    assert changed(base, **changes) == []
+
+
+def test_columns_that_a_job_does_not_use_may_come_and_go():
+    fields = {"user": "string", "at": "timestamp_ms", "referrer": "string"}
+    assert changed(SESSIONS, from__value={"fields": fields}) == []
+    wider = {"fields": {"id": "string", "x": "int", "y": "int"}}
+    assert changed(JOIN, left__value=wider) == ["left.fields.y: none before, int now"]
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "said"),
+    [
+        (SESSIONS, {"gap": "1h"}, "gap: 30m before, 1h now"),
+        (SESSIONS, {"by": ["page"]}, 'by: ["user"] before, ["page"] now'),
+        (SESSIONS, {"from__topic": "others"}, "from.topic: clicks before, others now"),
+        (SESSIONS, {"measures": {"n": "count(page)"}}, "measures.n: none before, count(page) now"),
+        (JOIN, {"kind": "left"}, "kind: inner before, left now"),
+        (ENRICH, {"from__topic": "others"}, "from.topic: clicks before, others now"),
+    ],
+)
+def test_what_state_means_may_not(base, changes, said):
+    assert said in changed(base, **changes)
+
+
+def test_a_refusal_says_what_differs_and_what_to_do():
+    before, _ = definition.read(definition.encode(job(SESSIONS)))
+    with pytest.raises(CheckpointRefused, match=r"gap: 30m before, 1h now\); take .*--fresh") as it:
+        definition.refuse(job(SESSIONS, gap="1h"), before, "/checkpoints/visits/v1")
+    assert it.value.differences == ("gap: 30m before, 1h now",)
+    definition.refuse(job(SESSIONS), before, "/checkpoints/visits/v1")
+
+
+def test_other_partitions_of_state_are_a_matter_of_rescaling():
+    before, _ = definition.read(definition.encode(job(SESSIONS)))
+    with pytest.raises(CheckpointRefused, match="`gateway pipeline rescale visits --partitions 8`"):
+        definition.refuse(job(SESSIONS, state__partitions=8), before, "v1")
+
+
+def test_hot_keys_are_kept_and_another_format_is_refused():
+    assert definition.read(definition.encode(job(JOIN), ["a"]))[1] == ["a"]
+    with pytest.raises(CheckpointRefused, match="is of format 2, not 1"):
+        definition.read(b'{"format": 2}')

@@ -1,0 +1,153 @@
+"""Values with a schema, through Spark: bytes in, columns, bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+
+import pytest
+from support.letters import committed, header
+from support.registry import Registry
+from support.served import served
+
+from gateway.config import Kafka, SchemaRegistry
+from gateway.config.sections.pipeline import Input, Output
+from gateway.formats.codec import Codecs, Format
+from gateway.pipeline.checkpoint.checkpoint import Checkpoint
+from gateway.pipeline.exactly_once import Writer
+from gateway.pipeline.inputs.source import invalid, typed
+from gateway.pipeline.run.output import encoded
+from gateway.pipeline.run.query import sink_options
+from gateway.pipeline.spark.connect import client
+
+ORDER = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "n", "type": ["null", "long"], "default": None},
+    ],
+}
+SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp"
+AT = "2026-01-02T03:04:05.678Z"
+GIVEN = {"topic": "orders", "value": {"model": "avro", "catalog": "r"}, "time": "at"}
+
+
+async def test_avro_becomes_columns_of_its_schema_and_rows_become_avro(spark):
+    registry = Registry()
+    registry.register("orders-value", ORDER)
+    registry.register("out-value", ORDER)
+    async with served(registry.app) as url:
+        catalogs = {"r": SchemaRegistry(type="schema-registry", url=[url])}
+        codecs = Codecs(catalogs["r"])
+        order = {"id": "a", "at": AT, "n": 2**60}
+        value = (await codecs.encode(Format.AVRO, "orders", False, order)).data
+        values = [value, b"\0\0\0\0\1", b"nothing framed", None]
+        rows = [(None, each, "orders", 0, n, datetime.now(UTC)) for n, each in enumerate(values)]
+        found, wrong, out = await asyncio.to_thread(through, spark, rows, catalogs)
+        assert [(row.id, row.at, row.n) for row in found] == [
+            ("a", datetime(2026, 1, 2, 3, 4, 5, 678000), 2**60)
+        ]
+        assert [row.offset for row in wrong] == [1, 2]
+        assert all(row.value == bytearray(values[row.offset]) for row in wrong)
+        assert "not avro as a schema registry's clients write it" in wrong[1]["_reason"]
+        (row,) = out
+        assert row.key == "a"
+        written = await codecs.decode(Format.AVRO, "out", False, bytes(row.value))
+        assert json.loads(json.dumps(written)) == order
+        await codecs.close()
+
+
+def through(spark, rows, catalogs):
+    raw = spark.createDataFrame(rows, SCHEMA)
+    given = Input.model_validate(GIVEN)
+    table = typed(raw, given, catalogs)
+    output = Output(topic="out", model="avro", catalog="r")
+    records = encoded(table, output, ("id",), catalogs)
+    return table.collect(), invalid(raw, given, catalogs).collect(), records.collect()
+
+
+PRICE = {
+    "type": "record",
+    "name": "Price",
+    "fields": [
+        {"name": "id", "type": "string"},
+        {"name": "small", "type": "int"},
+        {"name": "single", "type": "float"},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+    ],
+}
+PRICES = """
+SELECT * FROM VALUES
+  ('good', 1L, 1.5D, DATE'2026-01-02'),
+  ('null', CAST(NULL AS BIGINT), 1.5D, DATE'2026-01-02'),
+  ('range', 3000000000L, 1.5D, DATE'2026-01-02'),
+  ('float', 1L, 1e39D, DATE'2026-01-02'),
+  ('day', 1L, 1.5D, DATE'+12026-01-02'),
+  (CAST(X'FF' AS STRING), 1L, 1.5D, CAST(NULL AS DATE)),
+  ('last', 2L, 2.5D, DATE'9999-12-31')
+AS t(id, small, single, day)
+"""
+PROTO = """
+syntax = "proto3";
+message Price { string id = 1; int32 small = 2; float single = 3; string day = 4; }
+"""
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.parametrize("guarantee", ["exactly-once", "at-least-once"])
+@pytest.mark.parametrize(
+    ("model", "schema", "refused"),
+    [
+        ("avro", PRICE, {"null", "range", "float", "day", "\ufffd"}),
+        ("protobuf", PROTO, {"range", "float"}),
+    ],
+)
+async def test_rows_that_their_schema_refuses_are_dead_letters(
+    kafka, spark, tmp_path, guarantee, model, schema, refused
+):
+    """One of them ended the job, at each start again."""
+    topic = kafka.topic()
+    kafka.create_topic(f"{topic}.dlq")
+    registry = Registry()
+    registry.register(f"{topic}-value", schema, model.upper())
+    async with served(registry.app) as url:
+        given = {"r": SchemaRegistry(type="schema-registry", url=[url])}
+        to = Output(topic=topic, model=model, catalog="r", guarantee=guarantee)
+        await asyncio.to_thread(write, spark, kafka.servers, to, given, tmp_path)
+        codecs, format = Codecs(given["r"]), Format.of(model)
+        rows = [
+            await codecs.decode(format, topic, False, each.value())
+            for each in committed(kafka, topic)
+        ]
+        await codecs.close()
+    letters = {json.loads(each.value())["id"]: each for each in committed(kafka, f"{topic}.dlq")}
+    assert letters.keys() == refused
+    every = {"good", "null", "range", "float", "day", "\ufffd", "last"}
+    assert sorted(row["id"] for row in rows) == sorted(every - refused)
+    assert header(letters["range"], "X-Origin-Topic") == topic.encode()
+    assert b"small" in header(letters["range"], "X-Reason")
+
+
+def write(spark, servers, to, catalogs, directory):
+    """One batch of `PRICES`, as jobs of either guarantee write it."""
+    rows = encoded(spark.sql(PRICES), to, ("id",), catalogs)
+    kafka = Kafka(servers=[servers])
+    if to.guarantee == "at-least-once":
+        rows.write.format("kafka").options(**sink_options(to, kafka)).save()
+        return
+    write = Writer("q", to, client(kafka), checkpoint=Checkpoint(str(directory)))
+    assert write(rows, 0) == 7
+
+
+async def test_a_schema_that_is_missing_ends_the_job(spark):
+    """Else all rows would become dead letters where only the registry is to be corrected."""
+    registry = Registry()
+    async with served(registry.app) as url:
+        given = {"r": SchemaRegistry(type="schema-registry", url=[url])}
+        to = Output(topic="none", model="avro", catalog="r")
+        rows = encoded(spark.sql(PRICES), to, ("id",), given)
+        with pytest.raises(Exception, match="the registry has no subject 'none-value'"):
+            await asyncio.to_thread(rows.collect)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gateway.config import Kafka
+from gateway.config.sections.pipeline import Input
+from gateway.pipeline.checkpoint.checkpoint import Sources
+from gateway.pipeline.inputs.source import read_stream, sources_of
+
+KAFKA = Kafka(servers=("localhost:9092",))  # a plan asks nobody
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.parametrize(
+    ("sql", "lines", "numbers"),
+    [
+        ("SELECT n FROM b UNION ALL SELECT n FROM a", "ba", "ba"),
+        ("SELECT n FROM b UNION ALL SELECT n FROM a UNION ALL SELECT n FROM a", "baa", "ba"),
+        ("SELECT x.n FROM a x JOIN a y ON x.n = y.n", "aa", "a"),
+        ("WITH w AS (SELECT n FROM a) SELECT n FROM b UNION ALL SELECT n FROM w", "ab", "ab"),
+    ],
+)
+def test_sources_of_a_query_are_known_by_the_inputs_that_they_read(
+    spark: Any, sql: str, lines: str, numbers: str
+):
+    """As Spark 4.2.0 has them in a checkpoint. Both inputs read the same topic."""
+    session = spark.newSession()
+    value = {"fields": {"n": "bigint"}}
+    for name in "ab":
+        input = Input.model_validate({"topic": "t", "value": value})
+        read_stream(session, input, KAFKA, {}, name=name).createOrReplaceTempView(name)
+    assert sources_of(session.sql(sql)) == Sources(tuple(lines), tuple(numbers))

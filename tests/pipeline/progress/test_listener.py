@@ -1,0 +1,180 @@
+"""What running queries tell: Prometheus, a topic, the log, the doctor's file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from confluent_kafka import Consumer
+from support.brokers import embedded_kafka
+from support.pipelines import wait
+from support.progresses import progress
+
+from bench.pipeline.plant import grow, stream
+from gateway.config.sections.pipelines import Pipelines
+from gateway.pipeline.doctor.ranking import diagnose
+from gateway.pipeline.doctor.reading import run
+from gateway.pipeline.progress.listener import Telling, telling
+from gateway.pipeline.progress.progress import place, read
+from gateway.telemetry import logs
+
+kafka = embedded_kafka({"progress": 1})
+
+TWO = {"spark.sql.shuffle.partitions": "2"}
+
+
+@pytest.fixture(autouse=True)
+def unlogged() -> Iterator[None]:
+    """The log is as it was after each test."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    logs.set_levels("info", {})
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+@pytest.fixture
+def session(spark: Any) -> Any:
+    """Listeners are a session's own."""
+    made = spark.newSession()
+    for key, value in TWO.items():
+        made.conf.set(key, value)
+    return made
+
+
+@pytest.fixture
+def told(session: Any, kafka: Any, tmp_path: Path) -> Iterator[Telling]:
+    progress = {"listen": 0, "topic": "progress"}
+    section = Pipelines.model_validate({"checkpoints": str(tmp_path), "progress": progress})
+    with telling(section, (), {"bootstrap.servers": ",".join(kafka.bootstrap)}) as telling_:
+        telling_.watch(session)
+        yield telling_
+
+
+def counted(session: Any, directory: Path, name: str) -> Any:
+    """A query with state, under way."""
+    from pyspark.sql import functions as F
+
+    events = stream(session, 1000).withWatermark("timestamp", "1 second")
+    rows = events.groupBy(F.window("timestamp", "1 second"), F.col("value") % 10).count()
+    writer = rows.writeStream.format("noop").outputMode("append").queryName(name)
+    return writer.option("checkpointLocation", str(directory / "v1")).start()
+
+
+def scraped(told: Telling) -> dict[str, float]:
+    text = httpx.get(f"http://127.0.0.1:{told.port}/metrics").text
+    found = re.findall(r"^(\w+\{[^}]*\}) (\S+)$", text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def test_a_job_is_told_to_prometheus_a_topic_the_log_and_the_doctor(
+    told: Telling, session: Any, kafka: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    logs.configure("json", "info")
+    caplog.set_level(logging.INFO)
+    query = counted(session, tmp_path, "counts")
+    file = place(str(tmp_path), "counts")
+    wait(lambda: len(read(file)) >= 3, "three batches are told")
+    during = scraped(told)
+    query.stop()
+    wait(lambda: scraped(told)['gateway_pipeline_running{job="counts"}'] == 0, "it is over")
+
+    assert during['gateway_pipeline_running{job="counts"}'] == 1
+    assert during['gateway_pipeline_starts_total{job="counts"}'] == 1
+    batches = during['gateway_pipeline_batches_total{job="counts"}']
+    assert batches >= 3
+    assert during['gateway_pipeline_rows_total{job="counts"}'] == 1000 * batches
+    operator = 'job="counts",operator="stateStoreSave"'
+    assert during[f"gateway_pipeline_state_rows{{{operator}}}"] > 0
+    assert during[f"gateway_pipeline_state_memory_bytes{{{operator}}}"] > 0
+    assert during['gateway_pipeline_watermark_age_seconds{job="counts"}'] > 0
+    phase = 'gateway_pipeline_batch_seconds_count{job="counts",phase="addBatch"}'
+    assert during[phase] == batches
+
+    (first, *_) = read(file)
+    tasks = first["tasks"]
+    assert tasks["cores"] == 2 and len(tasks["stages"]) == 2
+    reads, keeps = tasks["stages"]
+    assert reads["rows"] == 1000 and not reads["shuffles"] and not reads["last"]
+    assert keeps["tasks"] == 2 and keeps["shuffles"] and keeps["last"]
+    assert 0 < keeps["slowest"] <= keeps["total"]
+
+    records = consumed(",".join(kafka.bootstrap), "progress", 3)
+    assert {key for key, _ in records} == {"counts"}
+    assert [value["batchId"] for _, value in records] == [0, 1, 2]
+    assert records[0][1]["job"] == "counts"
+
+
+def test_tasks_are_looked_at_once_in_a_while(tmp_path: Path):
+    """Not in each batch, and not in one without input; each job for itself."""
+    asked = []
+
+    class Tasks:
+        def of(self, run: str, batch: int) -> None:
+            asked.append((run, batch))
+
+    with telling(Pipelines(checkpoints=str(tmp_path)), (), every=3600) as told:
+        told._tasks = Tasks()  # type: ignore[assignment]
+        for batch in range(4):
+            for job in ("a", "b"):
+                told.took(progress(batch, rows=batch) | {"name": job, "id": job, "runId": job})
+    assert asked == [("a", 1), ("b", 1)]
+    assert [each["batchId"] for each in read(place(str(tmp_path), "a"))] == [0, 1, 2, 3]
+
+
+def test_lines_of_the_log_have_job_query_run_and_batch(
+    told: Telling, session: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    logs.configure("json", "info")
+    query = counted(session, tmp_path, "lines")
+    wait(lambda: len(read(place(str(tmp_path), "lines"))) >= 1, "a batch is told")
+    query.stop()
+    said = [json.loads(line) for line in capsys.readouterr().err.splitlines() if "rows in" in line]
+    assert said[0]["job"] == "lines" and said[0]["batch"] == 0
+    assert said[0]["query"] == str(query.id) and said[0]["run"] == str(query.runId)
+    assert said[0]["message"].startswith("1,000 rows in ")
+
+
+def test_a_query_that_fails_is_counted_by_its_error(told: Telling, session: Any, tmp_path: Path):
+    from pyspark.sql import functions as F
+
+    rows = stream(session, 10).select(F.assert_true(F.col("value") < 5))
+    writer = rows.writeStream.format("noop").queryName("fails")
+    query = writer.option("checkpointLocation", str(tmp_path / "v1")).start()
+    wait(lambda: query.exception() is not None, "it fails")
+
+    def failures() -> float:
+        return sum(v for k, v in scraped(told).items() if "pipeline_failures" in k and "fails" in k)
+
+    wait(lambda: failures() == 1, "its failure is counted")
+
+
+def test_late_rows_of_a_running_job_are_an_alert_and_a_cause(spark: Any, tmp_path: Path):
+    """A run that is planted, live."""
+    from gateway.pipeline.progress import alerts
+
+    try:
+        records = read(grow(spark, "late-drops", tmp_path))
+        assert "late-drops" in [cause.name for cause in diagnose(run(records)).causes]
+        assert ("late-drops", "late") in alerts.active()
+    finally:
+        alerts.clear("late-drops", "late")
+
+
+def consumed(servers: str, topic: str, count: int) -> list[tuple[str, dict[str, Any]]]:
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "t", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+    try:
+        found = consumer.consume(count, timeout=60)
+        return [(each.key().decode(), json.loads(each.value())) for each in found]
+    finally:
+        consumer.close()

@@ -1,0 +1,134 @@
+"""One line of what Spark says in pages, and whether to try again."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from gateway.errors import PipelineUnavailable
+from gateway.pipeline.run.failures import (
+    LONGEST,
+    Cause,
+    Unreadable,
+    explain,
+    find_unreadable,
+    of,
+    of_kafka,
+)
+
+STREAM = Cause(
+    "org.apache.spark.sql.streaming.StreamingQueryException",
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: long\nplan\nplan",
+)
+PYTHON = "An exception was raised by the Python Proxy. Return Message: Traceback (most recent " + (
+    'call last):\n  File "writer.py", line 1, in __call__\n    raise x\n'
+)
+
+
+def test_the_innermost_cause_is_told_in_one_line():
+    timeout = Cause("org.apache.kafka.common.errors.TimeoutException", "Timed out waiting\nmore")
+    outer = Cause("java.util.concurrent.ExecutionException", "org.apache.kafka...")
+    failure = of([STREAM, outer, timeout])
+    assert failure == ("TimeoutException: Timed out waiting", True)
+
+
+def test_of_a_python_function_the_last_line_of_the_trace():
+    raised = Cause("py4j.Py4JException", PYTHON + "ValueError: bad row\n")
+    outer = Cause("org.apache.spark.sql.execution.streaming.ForeachBatchUserFuncException", "[X] y")
+    assert of([STREAM, outer, raised]) == ("ValueError: bad row", False)
+
+
+def test_our_own_errors_say_enough_by_themselves():
+    said = "batch 3 could not be committed to out: _TIMED_OUT; it is finished by the next start"
+    for name, transient in (("PipelineUnavailable", True), ("PipelineError", False)):
+        raised = Cause("py4j.Py4JException", f"{PYTHON}gateway.errors.{name}: {said}\n")
+        assert of([STREAM, raised]) == (said, transient)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "transient"),
+    [
+        ("org.apache.kafka.common.errors.DisconnectException", "", True),
+        ("java.net.ConnectException", "Connection refused", True),
+        ("org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient", True),
+        ("py4j.Py4JException", "cimpl.KafkaException: KafkaError{code=_TRANSPORT,val=-195", True),
+        ("x", "gateway.errors.RegistryUnavailable: the registry does not answer", True),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException", "Not authorized", False),
+        ("org.apache.kafka.common.errors.RecordTooLargeException", "too large", False),
+        ("org.apache.spark.SparkArithmeticException", "[DIVIDE_BY_ZERO] Division by zero.", False),
+        ("java.lang.OutOfMemoryError", "Java heap space", False),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_data_is_not(kind, message, transient):
+    assert of([STREAM, Cause(kind, message)]).transient is transient
+
+
+def test_what_is_final_says_what_to_do_also_where_its_wrapper_may_pass():
+    """A client that cannot be made was tried again for ever where its user is not let in."""
+    outer = Cause("org.apache.kafka.common.KafkaException", "Failed to create new KafkaAdminClient")
+    inner = Cause("org.apache.kafka.common.errors.SaslAuthenticationException", "no such user")
+    said = "SaslAuthenticationException: no such user; correct kafka.security"
+    assert of([STREAM, outer, inner]) == (said, False)
+
+
+@pytest.mark.parametrize(
+    ("code", "transient"),
+    [
+        (KafkaError.MSG_SIZE_TOO_LARGE, False),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, False),
+        (KafkaError.INVALID_REPLICATION_FACTOR, True),  # while a broker restarts
+        (KafkaError._TRANSPORT, True),
+        (KafkaError._FENCED, True),
+    ],
+)
+def test_an_error_of_kafkas_is_final_or_worth_another_try(code: int, transient: bool):
+    error = of_kafka("topic out cannot be made", KafkaException(KafkaError(code, "why")))
+    assert isinstance(error, PipelineUnavailable) is transient
+    assert str(error).startswith("topic out cannot be made: why")
+    assert ("; " in str(error)) is not transient  # what to do
+
+
+def test_a_record_timestamp_that_spark_cannot_express_is_told_with_what_to_do():
+    """The reason was "long overflow", of the innermost cause, which does not name the record."""
+    said = "Record at topic t partition 0 offset 2 has timestamp value 17 that overflows when x.\ny"
+    raised = Cause("org.apache.spark.sql.kafka010.KafkaIllegalStateException", f"[KAFKA_M] {said}")
+    failure = of([STREAM, raised, Cause("java.lang.ArithmeticException", "long overflow")])
+    assert not failure.transient
+    assert "topic t partition 0 offset 2" in failure.reason
+    assert "kafka-delete-records.sh" in failure.reason
+    assert find_unreadable([STREAM, raised]) == Unreadable("t", 0, 2, 17)
+    assert find_unreadable([STREAM]) is None
+
+
+def test_a_reason_is_never_pages():
+    assert len(of([Cause("java.lang.X", "y" * 10_000)]).reason) == LONGEST
+    assert of([]).reason == "it ended without saying why"
+    assert of([STREAM]).reason.startswith("Query [id = 1, runId = 2] terminated")
+
+
+JAVA = """\
+py4j.protocol.Py4JJavaError: An error occurred while calling o1253.collectToPython.
+: org.apache.spark.SparkException: [FAILED] Job aborted due to stage failure: Task 0 in stage 2
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2935)
+Caused by: java.lang.ArithmeticException: long overflow
+\tat java.base/java.lang.Math.multiplyExact(Math.java:1004)
+\t... 1 more
+"""
+
+
+def test_of_a_call_of_java_the_cause_in_java_is_told():
+    """The reason told was which call it was: "An error occurred while calling o1253..."."""
+    raised = Cause("py4j.Py4JException", PYTHON + JAVA)
+    assert of([STREAM, raised]).reason == "ArithmeticException: long overflow"
+    without = Cause("py4j.Py4JException", PYTHON + JAVA.splitlines()[0])
+    assert "An error occurred while calling o1253" in of([STREAM, without]).reason
+
+
+def test_what_spark_raises_here_is_told_by_its_cause_in_java(spark):
+    """As above, of a call that was made here, such as that which reads a table."""
+    failing = spark.sql("SELECT timestamp_millis(id * 1700000000000000000) AS at FROM range(2)")
+    with pytest.raises(Exception, match=r"calling|overflow") as raised:
+        failing.toArrow()
+    assert "overflow" in explain(raised.value)
+    assert "An error occurred while calling" not in explain(raised.value)
+    assert explain(OSError("no such file\nat all")) == "no such file"

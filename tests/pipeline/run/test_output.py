@@ -1,0 +1,57 @@
+"""Rows as records."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from decimal import Decimal
+
+import pytest
+
+from gateway.config.sections.pipeline import Output
+from gateway.pipeline.run.output import encoded
+
+TO = Output(topic="out")
+SCHEMA = "user string, n bigint, at timestamp, price decimal(10,2), tags array<string>, ok boolean"
+ROW = ('a "b"', 7, datetime(2026, 1, 2, 3, 4, 5, 678000), Decimal("1.50"), ["x"], None)
+
+
+@pytest.fixture(scope="module")
+def rows(session_spark):
+    return session_spark.createDataFrame([ROW, (None, 1, None, None, None, True)], SCHEMA)
+
+
+def test_the_value_has_all_columns_nulls_too_and_times_as_iso(rows):
+    first, second = (json.loads(row.value) for row in encoded(rows, TO, ()).collect())
+    assert first == {
+        "user": 'a "b"',
+        "n": 7,
+        "at": "2026-01-02T03:04:05.678Z",
+        "price": 1.50,
+        "tags": ["x"],
+        "ok": None,
+    }
+    assert list(second) == list(first)
+    assert second["user"] is None
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ((), [None, None]),
+        (("user",), ['a "b"', None]),
+        (("n",), ["7", "1"]),
+        (("at",), ["2026-01-02T03:04:05.678Z", None]),
+        (("price",), ["1.50", None]),
+        (("user", "n"), ['["a \\"b\\"",7]', "[null,1]"]),
+        (("n", "at"), ['[7,"2026-01-02T03:04:05.678Z"]', "[1,null]"]),
+    ],
+)
+def test_keys_are_the_text_of_one_column_or_an_array_of_several(rows, key, expected):
+    assert [row.key for row in encoded(rows, TO, key).collect()] == expected
+
+
+def test_columns_of_the_record_are_no_part_of_the_value(spark):
+    rows = spark.createDataFrame([("a", "t", 5)], "user string, _topic string, _offset bigint")
+    (row,) = encoded(rows, TO, ("_topic",)).collect()
+    assert (row.key, json.loads(row.value)) == ("t", {"user": "a"})

@@ -1,0 +1,89 @@
+"""Which jobs tell what is beside their rows, and how a query ends."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.pipelines import wait
+
+from gateway.config import loads
+from gateway.pipeline.run import query
+
+
+def job(trigger: str, **more: Any) -> Any:
+    read = {"topic": "clicks", "value": {"fields": {"user": "string"}}, **more}
+    made = {"name": "few", "type": "query", "trigger": trigger, "tables": {"clicks": read}}
+    made |= {"sql": "SELECT user FROM clicks", "to": {"topic": "few", "guarantee": "at-least-once"}}
+    pipelines = {"checkpoints": "/tmp/few", "jobs": [made]}
+    text = json.dumps({"kafka": {"servers": ["localhost:9092"]}, "pipelines": pipelines})
+    settings = loads(text)
+    assert settings.pipelines is not None
+    return settings.pipelines.jobs[0]
+
+
+@pytest.mark.parametrize(
+    "written", [{"late": "topic"}, {"onInvalid": "dead-letter"}, {"onDataLoss": "gap"}]
+)
+def test_a_job_at_least_once_tells_what_is_beside_its_rows_where_that_is_written(written: Any):
+    assert query._told(job("1s", **written))
+
+
+def test_else_it_does_not_nor_in_real_time_mode():
+    assert not query._told(job("1s"))
+    assert not query._told(job("1s", onInvalid="fail", late="skip"))
+    assert not query._told(job("realtime", late="topic"))
+
+
+@pytest.mark.needs("java17")
+def test_a_query_ends_with_the_batch_under_way_while_records_keep_coming(
+    spark: Any, tmp_path: Path
+):
+    """Spark is idle for microseconds between two batches. It was stopped where that was seen, by
+    luck, or inside a batch after a minute."""
+    under_way, told = threading.Event(), threading.Event()
+    epochs = []
+
+    def batch(rows: Any, epoch: int) -> None:
+        epochs.append(epoch)
+        if epoch == 2:
+            under_way.set()
+            assert told.wait(60)
+
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path))
+    started = writer.start()
+    assert under_way.wait(60)
+    query.retire(started)
+    told.set()
+    wait(lambda: query.is_idle(started), "the end of the batch")
+    started.stop()
+    assert epochs == [0, 1, 2]
+    for log in ("offsets", "commits"):
+        names = [each.name for each in (tmp_path / log).iterdir()]
+        assert sorted(name for name in names if name.isdigit()) == ["0", "1", "2"]
+
+
+@pytest.mark.needs("java17")
+def test_a_query_that_waits_for_its_trigger_is_idle_and_one_in_a_batch_is_not(
+    spark: Any, tmp_path: Path
+):
+    under_way, told = threading.Event(), threading.Event()
+
+    def batch(rows: Any, epoch: int) -> None:
+        under_way.set()
+        assert told.wait(60)
+
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    writer = rows.writeStream.foreachBatch(batch).option("checkpointLocation", str(tmp_path))
+    started = writer.trigger(processingTime="1 hour").start()
+    assert under_way.wait(60)
+    assert not query.is_idle(started)
+    told.set()
+    wait(lambda: query.is_idle(started), "the end of the batch", 30)
+    query.retire(started)
+    assert query.is_idle(started)
+    started.stop()

@@ -1,0 +1,122 @@
+"""One consumer instance over a simulated Kafka, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+
+import pytest
+from support.simulated_kafka import SimulatedCluster, SimulatedKafka
+from support.virtual_time import run_virtually
+
+from gateway.config.sections.sidecar import Consumer
+from gateway.core.log.record import Record, TopicPartition
+from gateway.errors import GroupFailed
+from gateway.sidecar.consumer.instance import Instance
+from gateway.sidecar.consumer.instance_options import Wishes
+
+ZERO = TopicPartition("orders", 0)
+
+
+class World:
+    """A topic of ten records, and an instance."""
+
+    def __init__(self, *, classic: bool = False) -> None:
+        self.kafka = SimulatedKafka(random.Random(0), classic=classic)
+        self.kafka.create_topic("orders", 1)
+        self.kafka.write(ZERO, [b"{}"] * 10)
+        self.cluster = SimulatedCluster(self.kafka)
+        self.instance = Instance(
+            self.cluster,  # type: ignore[arg-type]
+            Consumer.model_validate({"sessionTimeout": "6s", "heartbeatInterval": "1s"}),
+            "g", "one",
+            Wishes("one", None, None, None, "earliest", "read_committed", True, 1, 1.0),
+            dialect="",
+        )  # fmt: skip
+
+    async def poll(self) -> list[Record]:
+        """Return what a request for records would."""
+        loop = asyncio.get_running_loop()
+        async with self.instance.long(5.0) as wait:
+            return await self.instance.poll(wait, 1 << 20, 1, asyncio.Event(), loop.create_future())
+
+    async def be_forgotten(self) -> None:
+        """Lose all partitions, and have them again."""
+        self.kafka.expire(self.kafka.members[0])
+        await asyncio.sleep(5.0)
+        assert self.instance.assignment
+
+    @property
+    def committed(self) -> int | None:
+        """The group's offset, or None."""
+        found = self.kafka.committed.get((self.kafka.topics["orders"].id, 0))
+        return None if found is None else found.offset
+
+
+def test_records_of_a_partition_that_went_and_came_back_are_not_committed():
+    """While a slow client read its answer, the partition may have been another member's, which
+    got further; the older offset was committed over its own."""
+
+    async def play() -> None:
+        world = World()
+        kafka = asyncio.create_task(world.kafka.run())
+        world.instance.subscribe(["orders"])
+        found = await world.poll()
+        await world.be_forgotten()
+        world.instance.returned(found)  # the answer is written only now
+        world.kafka.write(ZERO, [b"{}"])
+        await world.poll()
+        await asyncio.sleep(3.0)
+        assert world.committed is None
+        await world.instance.unsubscribe()
+        kafka.cancel()
+
+    run_virtually(play())
+
+
+def test_records_that_were_written_are_committed_with_the_next_poll():
+    async def play() -> None:
+        world = World()
+        kafka = asyncio.create_task(world.kafka.run())
+        world.instance.subscribe(["orders"])
+        world.instance.returned(await world.poll())
+        world.kafka.write(ZERO, [b"{}"])
+        await world.poll()
+        await asyncio.sleep(3.0)
+        assert world.committed == 10
+        await world.instance.unsubscribe()
+        kafka.cancel()
+
+    run_virtually(play())
+
+
+@pytest.mark.parametrize("classic", [False, True])
+def test_an_instance_whose_group_was_denied_for_a_while_is_polled_as_before(
+    classic: bool, caplog: pytest.LogCaptureFixture
+):
+    """Every poll was a 409 until the sidecar was started anew."""
+    caplog.set_level(logging.INFO)
+
+    async def play() -> None:
+        world = World(classic=classic)
+        kafka = asyncio.create_task(world.kafka.run())
+        world.instance.subscribe(["orders"])
+        world.instance.returned(await world.poll())
+        world.kafka.is_denied = True
+        with pytest.raises(GroupFailed):
+            await world.poll()
+        assert not world.instance.assignment
+        world.kafka.is_denied = False
+        await asyncio.sleep(6.0)
+        again = await world.poll()
+        assert [record.offset for record in again] == list(range(10))
+        world.instance.returned(again)
+        await world.instance.unsubscribe()
+        assert world.committed == 10
+        kafka.cancel()
+
+    run_virtually(play())
+    for label in ("group=g ", "commits of group=g instance=one "):
+        told = [each for each in caplog.messages if each.startswith(label)]
+        assert len(told) == 2 and "cause=access-denied: " in told[0], told

@@ -1,0 +1,233 @@
+"""What is served extends the contract; requests are held against what is served."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+from starlette.requests import Request
+
+from gateway.sidecar.http.docs import render
+from gateway.sidecar.http.spec import DIRECTORY, METHODS, Spec
+from gateway.sidecar.http.status import Refusal
+from gateway.sidecar.v2.dialect import CONFLUENT
+
+CONTRACT: Any = YAML(typ="safe", pure=True).load(
+    (Path(__file__).parents[1] / "contract.yaml").read_text("utf-8")
+)
+OPERATIONS = [
+    (path, method, item[method])
+    for path, item in CONTRACT["paths"].items()
+    for method in METHODS
+    if method in item
+]
+EVERY = Spec(sorted({path.stem for path in DIRECTORY.glob("*.yaml")} - {"base"}))
+SERVED = EVERY.document
+
+
+def resolved(given: Any, document: Any = SERVED) -> Any:
+    while "$ref" in given:
+        found = document
+        for step in given["$ref"].removeprefix("#/").split("/"):
+            found = found[step]
+        given = found
+    return given
+
+
+def test_the_contract_has_its_operations_and_schemas():
+    assert len(OPERATIONS) == 14
+    assert len(CONTRACT["components"]["schemas"]) == 18
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "asked"), OPERATIONS, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_each_operation_of_the_contract_is_there_with_its_parameters_and_answers(
+    path: str, method: str, asked: Any
+):
+    item = SERVED["paths"][path]
+    ours = item[method]
+    assert ours["operationId"] == asked["operationId"]
+    shared = [*item.get("parameters", ()), *ours.get("parameters", ())]
+    parameters = {(each["name"], each["in"]): each for each in map(resolved, shared)}
+    known = {(each["name"], each["in"]) for each in asked.get("parameters", ())}
+    assert known <= parameters.keys()
+    needed = {place for place, each in parameters.items() if each.get("required")}
+    assert needed <= {
+        (each["name"], each["in"]) for each in asked.get("parameters", ()) if each.get("required")
+    }
+    assert asked.get("responses", {}).keys() <= ours["responses"].keys()
+    assert asked["security"][0]["kafka_auth"] == ours["security"][0]["kafka_auth"]
+    if "requestBody" in asked:
+        schema = asked["requestBody"]["content"]["application/json"]["schema"]
+        body = resolved(ours["requestBody"])
+        assert body["content"]["application/json"]["schema"]["$ref"] == schema["$ref"]
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "asked"), OPERATIONS, ids=lambda each: each if isinstance(each, str) else ""
+)
+def test_what_the_contract_answers_and_asks_for_is_still_that(path: str, method: str, asked: Any):
+    """Answers have its schemas, among others; parameters take what it lets them be; and each
+    operation has the statuses that it lacks."""
+    item = SERVED["paths"][path]
+    ours = item[method]
+    assert {"401", "403", "409", "413", "422", "503"} <= ours["responses"].keys()
+    for status, response in asked["responses"].items():
+        for kind, content in response.get("content", {}).items():
+            found = resolved(ours["responses"][status])["content"][kind]["schema"]
+            assert has_schema(found, content["schema"]), f"{method} {path} {status}"
+    shared = [*item.get("parameters", ()), *ours.get("parameters", ())]
+    parameters = {each["name"]: each["schema"] for each in map(resolved, shared)}
+    for each in asked.get("parameters", ()):
+        validator = jsonschema.Draft202012Validator(
+            {**parameters[each["name"]], "components": SERVED["components"]}
+        )
+        kind = each["schema"].get("type")
+        for value in each["schema"].get("enum", [{"string": "orders", "integer": 1000}[kind]]):
+            assert validator.is_valid(value), (each["name"], value)
+
+
+def has_schema(ours: Any, asked: Any) -> bool:
+    """Is it the contract's, or one of several of which it is one?"""
+    if "$ref" in asked and ours.get("$ref") != asked["$ref"]:
+        inner = [*ours.get("anyOf", ()), *ours.get("allOf", ())]
+        inner += [resolved(ours)] if "$ref" in ours else []
+        return any(has_schema(each, asked) for each in inner)
+    if "items" in asked:
+        arrays = [ours, *ours.get("anyOf", ())]
+        return any("items" in each and has_schema(each["items"], asked["items"]) for each in arrays)
+    return True
+
+
+def test_keys_and_values_are_any_json():
+    for name in ("ConsumerRecord", "ProduceRecord"):
+        validator = jsonschema.Draft202012Validator(SERVED["components"]["schemas"][name])
+        for value in (None, 1, 0.5, "a", True, [1], {"a": {}}):
+            assert validator.is_valid({"key": value, "value": value}), value
+
+
+def test_what_the_seed_has_besides_its_contract_is_served_as_well():
+    added = {
+        "/consumers/deadLetter/reactive": {"get"},
+        "/consumers/deadLetter/active": {"get", "post"},
+        "/consumers/active/audit": {"post"},
+        "/ksqldb/active": {"post"},
+        "/replays": {"get", "post"},
+        "/health/liveness": {"get"},
+        "/health/readiness": {"get"},
+        "/adm/server/info": {"get"},
+        "/adm/logger": {"get", "post"},
+        "/adm/chaosmonkey/{assault}": {"get", "post"},
+        "/adm/shutdown": {"delete"},
+        "/adm/groups/{group}/lag": {"get"},
+        "/adm/groups/{group}/offsets": {"post"},
+    }
+    for path, methods in added.items():
+        assert methods <= SERVED["paths"][path].keys(), path
+
+
+@pytest.mark.parametrize("name", CONTRACT["components"]["schemas"])
+def test_each_schema_of_the_contract_is_there_with_its_fields(name: str):
+    asked = CONTRACT["components"]["schemas"][name]
+    ours = resolved(SERVED["components"]["schemas"][name])
+    assert asked["properties"].keys() <= ours["properties"].keys()
+    assert set(asked.get("required", ())) <= set(ours.get("required", ()))
+
+
+def test_every_schema_is_one():
+    for schema in SERVED["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def body(operation: str, text: bytes, kind: str | None = "application/json") -> Any:
+    return EVERY[operation].body(text, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"{}", 'the body: "records" is a required property'),
+        (b"", "the body: is empty"),
+        (b"[1]", 'the body: [1] is not of type "object"'),
+        (b'{"records": {}}', 'records: {} is not of type "array"'),
+        (b'{"records": [7]}', 'records[0]: 7 is not of type "object"'),
+        (b'{"records": [{}, {"partition": -1}]}', "records[1].partition: -1 is less than"),
+        (b'{"records": [], "keyFormat": "jsn"}', "keyFormat: "),
+        (b'{"records": [], "recrods": []}', None),
+        (b'{"records": [], "keyFromat": "json"}', "keyFromat: did you mean 'keyFormat'?"),
+        (b'{"records": [NaN]}', "the body: is not JSON"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(text: bytes, said: str | None):
+    if said is None:
+        assert body("postData", text)["recrods"] == []  # both are there: no slip of the finger
+        return
+    with pytest.raises(Refusal) as refused:
+        body("postData", text)
+    assert refused.value.status == 400
+    assert str(refused.value).startswith(said)
+
+
+def test_a_body_that_is_no_json_by_its_own_word_is_refused():
+    with pytest.raises(Refusal) as refused:
+        body("postData", b"a=b", "application/x-www-form-urlencoded")
+    assert refused.value.status == 415
+    assert body("postData", b'{"records":[]}', "application/vnd.kafka.v2+json; charset=utf-8")
+
+
+def test_null_where_a_body_is_needed_is_refused_in_either_dialect():
+    """In that of Confluent it was a 500."""
+    for said, refuse in ((400, EVERY["assignPartitions"].body), (422, _in_v2)):
+        with pytest.raises(Refusal) as refused:
+            refuse(b"null")
+        assert refused.value.status == said
+    assert CONFLUENT.body(EVERY["createConsumerInstanceInGroup"], b"null", None) is None
+
+
+def _in_v2(text: bytes) -> Any:
+    return CONFLUENT.body(EVERY["assignPartitions"], text, None)
+
+
+def request(query: str = "", headers: Any = (), **path: str) -> Request:
+    return Request(
+        {
+            "type": "http", "method": "POST", "path": "/", "query_string": query.encode(),
+            "headers": list(headers), "path_params": path,
+        }
+    )  # fmt: skip
+
+
+def test_parameters_are_typed_and_a_slip_of_the_finger_is_told():
+    asked = EVERY["postData"].parameters(
+        request("keyFormat=json&other=1", [(b"idempotency-key", b"k")], topic="t")
+    )
+    assert asked == {"topic": "t", "keyFormat": "json", "Idempotency-Key": "k"}
+    for query, said in (
+        ("keyFormat=jsn", "query keyFormat: "),
+        ("keyFormt=json", "query keyFormt: did you mean 'keyFormat'?"),
+        ("keyFormat=json&keyFormat=json", "query keyFormat: is given more than once"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            EVERY["postData"].parameters(request(query, topic="t"))
+        assert str(refused.value).startswith(said)
+
+
+def test_the_page_has_every_operation_and_no_script():
+    page = render(SERVED, "<b>shop</b>")
+    assert "&lt;b&gt;shop" in page and "<b>" not in page
+    assert "<script" not in page and "http://" not in page
+    for path, _, operation in OPERATIONS:
+        assert f'id="{operation["operationId"]}"' in page
+        assert path in page
+    for name in SERVED["components"]["schemas"]:
+        assert f'id="schema-{name}"' in page
+
+
+def test_every_link_of_the_page_leads_somewhere():
+    page = render(SERVED, "shop")
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(re.findall(r'id="([^"]+)"', page))

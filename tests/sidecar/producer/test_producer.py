@@ -1,0 +1,404 @@
+"""Records over HTTP, read back by another client."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from support.brokers import embedded_kafka
+from support.gateways import browsing, config_for, running_gateway
+from support.lasting import a_line, lasting, piece
+from support.letters import committed
+from support.sidecars import ready, running_sidecar
+from support.until import until
+
+from gateway.kafka.produce.partitioner import partition_of
+
+kafka = embedded_kafka()
+_number = itertools.count()
+GUARDS = {
+    "users": {
+        "type": "inline",
+        "credentials": {"headers": {"authorization": "Bearer {credentials}"}},
+        "users": {
+            "writer": {"token": "of-writer", "roles": ["kafka:w"]},
+            "reader": {"token": "of-reader", "roles": ["kafka:r"]},
+        },
+    }
+}
+
+
+@pytest.fixture
+def name(kafka):
+    name = f"t{next(_number)}"
+    kafka.create_topic(name, 3)
+    return name
+
+
+@pytest.fixture
+async def http(kafka):
+    async with running_sidecar(kafka.bootstrap, producer={"timeout": "2s"}) as http:
+        await ready(http)
+        yield http
+
+
+def written(kafka: Any, topic: str, partitions: int = 3) -> list[Any]:
+    return committed(SimpleNamespace(servers=",".join(kafka.bootstrap)), topic, partitions)
+
+
+async def post(http: httpx.AsyncClient, topic: str, *records: Any, **more: Any) -> httpx.Response:
+    headers = more.pop("headers", {})
+    body = {"records": list(records), **more}
+    return await http.post(f"/producers/{topic}", json=body, headers=headers)
+
+
+async def test_each_format_is_written_as_its_bytes(kafka, http, name):
+    for given_, key, value, bytes_ in (
+        ("string", "k", "vä", "vä".encode()),
+        ("binary", "aw==", "AP8=", b"\x00\xff"),
+        ("json", {"k": 1}, [1, None, "x"], b'[1,null,"x"]'),
+        (5, "k", "by number", b"by number"),
+    ):
+        answer = await post(
+            http, name, {"key": key, "value": value, "partition": 0},
+            keyFormat=given_, valueFormat=given_,
+        )  # fmt: skip
+        assert answer.status_code == 200, answer.text
+        assert written(kafka, name)[-1].value() == bytes_
+    assert [message.key() for message in written(kafka, name)] == [b"k", b"k", b'{"k":1}', b"k"]
+
+
+async def test_numbers_keep_their_digits_however_they_come(kafka, http, name):
+    value = b'{"n":123456789012345678901234567890}'
+    record = b'{"partition":0,"value":%b}' % value
+    for path, kind, content in (
+        (f"/producers/{name}", "json", b'{"valueFormat":"json","records":[%b]}' % record),
+        (f"/producers/{name}?valueFormat=json", "x-ndjson", record),
+        (f"/topics/{name}", "vnd.kafka.json.v2+json", b'{"records":[%b]}' % record),
+    ):
+        headers = {"Content-Type": f"application/{kind}"}
+        answer = await http.post(path, content=content, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert written(kafka, name)[-1].value() == value
+    assert len(written(kafka, name)) == 3
+
+
+async def test_null_is_a_tombstone_and_empty_stays_empty(kafka, http, name):
+    answer = await post(
+        http, name, {"key": "a", "value": None, "partition": 0}, {"key": "", "partition": 0},
+        {"key": None, "value": "", "partition": 0}, valueFormat="string",
+    )  # fmt: skip
+    assert answer.status_code == 200
+    found = [(message.key(), message.value()) for message in written(kafka, name)]
+    assert found == [(b"a", None), (b"", None), (None, b"")]
+
+
+async def test_a_record_has_its_partition_time_headers_and_ids(kafka, http, name):
+    record = {
+        "key": "a", "partition": 2, "timestamp": 1234567890123,
+        "headers": {"h": ["1", None, "1"], "x": "é", "none": None},
+        "correlationId": "of-the-record",
+    }  # fmt: skip
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    given_ = {"X-Traceability-Id": "of-the-request", "traceparent": trace}
+    answer = await post(http, name, record, headers=given_)
+    assert answer.json()["offsets"] == [{"partition": 2, "offset": 0}]
+    (message,) = written(kafka, name)
+    assert message.timestamp()[1] == 1234567890123
+    assert message.headers() == [
+        ("h", b"1"), ("h", None), ("h", b"1"), ("x", "é".encode()), ("none", None),
+        ("X-Correlation-Id", b"of-the-record"), ("X-Traceability-Id", b"of-the-request"),
+        ("traceparent", trace.encode()),
+    ]  # fmt: skip
+    assert answer.headers["X-Traceability-Id"] == "of-the-request"
+    assert answer.headers["traceparent"] == trace
+
+
+async def test_ids_that_a_request_does_not_bring_are_made_and_told(kafka, http, name):
+    answers = [await post(http, name, {"partition": 0}) for _ in range(2)]
+    told = [answer.headers["X-Correlation-Id"] for answer in answers]
+    assert len({*told}) == 2
+    found = [dict(message.headers())["X-Correlation-Id"] for message in written(kafka, name)]
+    assert found == [each.encode() for each in told]
+
+
+async def test_an_id_that_a_record_gives_itself_is_not_given_again(kafka, http, name):
+    headers = {"x-correlation-id": "own"}
+    await post(http, name, {"partition": 0, "headers": headers})
+    (message,) = written(kafka, name)
+    assert [key.lower() for key, _ in message.headers()].count("x-correlation-id") == 1
+
+
+async def test_keys_decide_as_everywhere_in_kafka_and_keyless_ones_stay_together(kafka, http, name):
+    keys = [f"key-{n}" for n in range(20)]
+    told = (await post(http, name, *({"key": key} for key in keys))).json()["offsets"]
+    assert [each["partition"] for each in told] == [partition_of(k.encode(), 3) for k in keys]
+    told = (await post(http, name, *({"value": "eA=="} for _ in range(9)))).json()["offsets"]
+    assert len({each["partition"] for each in told}) == 1
+
+
+async def test_some_of_many_may_fail_and_each_is_told_in_its_place(kafka, http, name):
+    answer = await post(
+        http, name, {"value": "!"}, {"value": "YQ==", "partition": 1}, {"partition": 3}
+    )
+    assert answer.status_code == 207
+    told = answer.json()
+    assert told["requestStatus"] == "PARTIAL"
+    first, second, third = told["offsets"]
+    assert first["errorCode"] == 400
+    assert first["error"].startswith("records[0].value: the value is not base64")
+    assert second == {"partition": 1, "offset": 0}
+    assert third["error"].startswith(f"records[2].partition: topic {name} has no partition 3")
+
+
+async def test_what_is_all_the_callers_fault_says_so(http, name):
+    answer = await post(http, name, {"key": 7}, {"key": {}})
+    assert answer.status_code == 400
+    told = answer.json()
+    assert (told["statusCode"], told["code"]) == (400, "INVALID_RECORDS")
+    assert [each["errorCode"] for each in told["offsets"]] == [400, 400]
+    assert told["requestStatus"] == "FAILED"
+
+
+async def test_nothing_is_written_of_a_request_that_is_none(kafka, http, name):
+    answer = await post(http, name, {"key": "a"}, {"partition": "x"})
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith("records[1].partition: ")
+    assert written(kafka, name) == []
+
+
+async def test_no_records_are_fine(http, name):
+    answer = await post(http, name)
+    assert (answer.status_code, answer.json()["offsets"]) == (200, [])
+
+
+async def test_a_topic_that_is_unknown_is_told_with_the_nearest(kafka, http):
+    kafka.create_topic("payments", 1)
+    answer = await post(http, "paymets", {})
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "UNKNOWN_TOPIC"
+    assert "did you mean 'payments'" in answer.json()["description"]
+    for wrong in ("%C3%A4", "x" * 300, "a%20b"):
+        assert (await post(http, wrong, {})).status_code == 404
+
+
+async def test_a_topic_has_formats_of_its_own(kafka, name):
+    topics = {name: {"keyFormat": "json", "valueFormat": 5}}
+    async with running_sidecar(kafka.bootstrap, producer={}, topics=topics) as http:
+        await ready(http)
+        assert (await post(http, name, {"key": [1], "value": "x"})).status_code == 200
+    (message,) = written(kafka, name)
+    assert (message.key(), message.value()) == (b"[1]", b"x")
+
+
+async def test_while_kafka_is_away_nothing_is_taken_on():
+    from gateway.kafka.embedded import EmbeddedKafka
+
+    with EmbeddedKafka({"t": 1}) as kafka:
+        async with running_sidecar(kafka.bootstrap, producer={"timeout": "500ms"}) as http:
+            await ready(http)
+            assert (await post(http, "t", {})).status_code == 200
+            kafka.down(1)
+            answer = await post(http, "t", {}, {})
+            assert answer.status_code == 503
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert {"statusCode", "code", "message"} <= answer.json().keys()
+
+            async with asyncio.timeout(60):
+                while "offsets" in answer.json():  # until it notices that Kafka is away
+                    answer = await post(http, "t", {})
+                    assert answer.status_code == 503
+                kafka.up(1)
+                while (await post(http, "t", {})).status_code != 200:
+                    pass
+
+
+@pytest.mark.parametrize(
+    ("token", "status"), [(None, 401), ("of-nobody", 401), ("of-reader", 403), ("of-writer", 200)]
+)
+async def test_a_token_needs_the_scope_to_write(kafka, name, token, status):
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    options: Any = {"producer": {}, "guarded": {"users": []}}
+    async with running_sidecar(kafka.bootstrap, guards=GUARDS, **options) as http:
+        await ready(http)
+        answer = await post(http, name, {}, headers=headers)
+        assert answer.status_code == status
+        if status != 200:
+            assert answer.json()["statusCode"] == status
+        if status == 401:
+            assert "Bearer" in answer.headers["WWW-Authenticate"]
+
+
+async def test_a_body_may_be_a_megabyte_and_no_more(http, name):
+    big = json.dumps({"records": [{"value": "A" * 700_000}]}).encode()
+    for content, status in ((big, 200), (big + b" " * 400_000, 413)):
+        headers = {"Content-Type": "application/json"}
+        answer = await http.post(f"/producers/{name}", content=content, headers=headers)
+        assert answer.status_code == status
+    assert answer.json()["code"] == "CONTENT_TOO_LARGE"
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "evil.example:8080"},
+    ],
+)
+async def test_pages_of_browsers_are_no_callers(kafka, http, name, headers):
+    assert (await post(http, name, {}, headers=headers)).status_code == 403
+    assert written(kafka, name) == []
+
+
+async def test_a_body_of_another_kind_is_refused(http, name):
+    content = b'{"records":[{}]}'
+    for kind, status in (("text/plain", 415), ("application/json", 200), ("", 200)):
+        headers = {"Content-Type": kind} if kind else {}
+        answer = await http.post(f"/producers/{name}", content=content, headers=headers)
+        assert answer.status_code == status
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    assert (await http.post(f"/producers/{name}", content=b"x", headers=headers)).status_code == 415
+
+
+async def test_what_is_served_is_told_to_programs_and_people(http):
+    told = (await http.get("/openapi.json")).json()
+    assert told["openapi"].startswith("3.1")
+    assert "/producers/{topic}" in told["paths"]
+    page = await http.get("/docs", headers={"Sec-Fetch-Site": "none"})
+    assert page.headers["content-type"].startswith("text/html")
+    assert "script-src" not in page.headers["content-security-policy"]
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert (await http.get("/docs.css")).headers["content-type"].startswith("text/css")
+    assert (await http.get("/producers/x")).status_code == 405
+    assert (await http.get("/producers")).json()["code"] == "NOT_FOUND"
+
+
+# lines
+
+
+async def lines(http: httpx.AsyncClient, topic: str, content: Any, query: str = "") -> list[Any]:
+    headers = {"Content-Type": "application/x-ndjson"}
+    async with http.stream(
+        "POST", f"/producers/{topic}{query}", content=content, headers=headers
+    ) as answer:
+        assert answer.status_code == 200
+        return [json.loads(line) async for line in answer.aiter_lines()]
+
+
+async def test_each_line_is_answered_in_its_turn(kafka, http, name):
+    async def content():
+        for n in range(500):
+            yield b'{"partition":0,"value":"%d"}\n' % n
+
+    told = await lines(http, name, content(), "?valueFormat=string")
+    assert told == [{"partition": 0, "offset": n} for n in range(500)]
+    assert [message.value() for message in written(kafka, name)] == [b"%d" % n for n in range(500)]
+
+
+async def test_a_line_that_is_no_record_harms_no_other(http, name):
+    content = b'{"partition":0}\nnope\n\n{"partition":-1}\n{"key":1}\n{"partition":0}'
+    told = await lines(http, name, content)
+    assert [each.get("offset", each.get("error", "")[:7]) for each in told] == [
+        0, "line 2:", "line 4:", "line 5:", 1,
+    ]  # fmt: skip
+    assert "record.key: format string takes text" in told[3]["error"]
+
+
+async def test_a_result_comes_as_soon_as_it_is_known(http, name):
+    """While the request goes on: httpx would send all of it first."""
+    async with lasting(http, name) as (reader, writer):
+        for offset in range(3):
+            writer.write(piece(b'{"partition":0}\n'))
+            assert json.loads(await a_line(reader)) == {"partition": 0, "offset": offset}
+        writer.write(piece(b""))
+        assert b"0\r\n\r\n" in await reader.read()
+
+
+async def test_who_does_not_read_what_became_of_its_lines_is_not_read_from(kafka, name):
+    """Else all that it sends would be kept here, or all that it is told. Others go on, and it is
+    gone when it goes."""
+    async with running_sidecar(kafka.bootstrap, producer={"streamed": 100}) as http:
+        await ready(http)
+        before = streaming()
+        async with lasting(http, name) as (_, writer):
+            writer.transport.pause_reading()
+            lines, sent = piece(b'{"partition":0,"value":"%b"}\n' % (b"x" * 10) * 1000), 0
+            try:
+                while sent < 64 << 20:
+                    writer.write(lines)
+                    async with asyncio.timeout(5):
+                        await writer.drain()
+                    sent += len(lines)
+            except TimeoutError:
+                pass
+            else:
+                pytest.fail("64 MiB were taken from a client that reads nothing")
+            assert (await post(http, name, {"partition": 1})).status_code == 200
+            assert streaming() > before
+        await until(lambda: streaming() == before, "the end of its request")
+
+
+def streaming() -> int:
+    """Requests that last, here: each has a task that reads."""
+    return sum("Lines._read" in str(task.get_coro()) for task in asyncio.all_tasks())
+
+
+async def test_a_line_that_is_too_long_ends_it_when_those_before_are_written(
+    monkeypatch, kafka, name
+):
+    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER", 0.1)
+    async with running_sidecar(kafka.bootstrap, producer={"maxBytes": "1000B"}) as http:
+        await ready(http)
+        good = b'{"partition":0,"value":"v"}\n'
+        for first, long in ((0, b"x" * 1001), (2, b"x" * 1001 + b"\n" + good)):
+            async with lasting(http, name) as (reader, writer):
+                writer.write(piece(good * 2 + long))
+                for offset in (first, first + 1):
+                    assert json.loads(await a_line(reader))["offset"] == offset
+                told = json.loads(await a_line(reader))
+                assert told["errorCode"] == 413
+                assert told["error"].startswith("line 3 is over 1000 bytes")
+                assert b"0\r\n\r\n" in await reader.read()
+        assert len(written(kafka, name)) == 4
+
+
+async def test_a_request_that_is_silent_for_long_is_ended_and_told_so(monkeypatch, http, name):
+    monkeypatch.setattr("gateway.sidecar.producer.ndjson.IDLE", 0.5)
+    monkeypatch.setattr("gateway.sidecar.producer.ndjson.LINGER", 0.1)
+    async with lasting(http, name) as (reader, writer):
+        writer.write(piece(b'{"partition":0}\n{"parti'))
+        assert json.loads(await a_line(reader))["offset"] == 0
+        told = json.loads(await a_line(reader))
+        assert told["errorCode"] == 408
+        assert told["error"].startswith("nothing came for 0.5 s")
+        assert b"0\r\n\r\n" in await reader.read()
+
+
+async def test_a_sidecar_that_ends_says_after_which_line_to_go_on(kafka, name):
+    """What was taken is written and told; who reads nothing of that does not hold it up."""
+    made = config_for(kafka.bootstrap, [], [], sidecar={"producer": {"streamed": 100}})
+    async with (
+        running_gateway({**made, "listen": {"drainTimeout": "3s"}}) as gateway,
+        browsing(gateway) as http,
+        lasting(http, name) as (reader, writer),
+        lasting(http, name) as (_, stuck),
+    ):
+        stuck.transport.pause_reading()
+        stuck.write(piece(b'{"partition":1}\n' * 100_000))
+        writer.write(piece(b'{"partition":0}\n' * 2))
+        for offset in range(2):
+            assert json.loads(await a_line(reader))["offset"] == offset
+        ending = asyncio.create_task(gateway.stop())
+        told = json.loads(await a_line(reader))
+        assert told["errorCode"] == 503
+        assert "go on after line 2 with another one" in told["error"]
+        assert b"0\r\n\r\n" in await reader.read()
+        assert await ending == 0
+    assert sum(message.partition() == 0 for message in written(kafka, name)) == 2

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import Any, cast
+
+import uvicorn
+
+from gateway.web.app.server import Server
+from gateway.web.routing.routes import spread
+
+
+def test_it_is_not_ready_any_more_from_the_moment_it_is_told_to_end():
+    """Load balancers that look hear of it before connections are refused."""
+    server = Server(uvicorn.Config(app=cast("Any", None)))
+    told: list[str] = []
+    server.hubs = cast("Any", SimpleNamespace(refuse=lambda: told.append("refuse")))
+    server.handle_exit(signal.SIGTERM, None)
+    assert told == ["refuse"] and server.should_exit
+
+
+def test_streams_that_began_together_do_not_all_end_together():
+    lives = [spread(100.0) for _ in range(200)]
+    assert all(life is not None and 90 <= life <= 110 for life in lives)
+    assert len({round(life or 0) for life in lives}) > 10
+    assert spread(None) is None

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from gateway.web.http.client_certificate import FORWARDED, MAX_FORWARDED, TLS, believe, certificate
+from gateway.web.http.forwarded import Forwarded
+
+ADA, EVE = (
+    f"-----BEGIN CERTIFICATE-----\n{name}+/=\n-----END CERTIFICATE-----\n"
+    for name in ("ada", "eve")
+)
+IN_HEADER, OTHER = quote(ADA, safe=""), quote(EVE, safe="")
+
+
+def scope(*values: str, client: str = "10.0.0.1") -> dict[str, Any]:
+    headers = [(b"x-forwarded-client-cert", value.encode()) for value in values]
+    return {"type": "http", "client": (client, 1), "headers": headers, "extensions": {"take": 1}}
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ((), None),
+        ((IN_HEADER,), ADA),
+        ((f'Cert="{IN_HEADER}"',), ADA),
+        ((f'By=spiffe://a;Hash=1;Cert="{IN_HEADER}";Subject="CN=ada,O=x";URI=',), ADA),
+        ((f'Subject="/C=US;,Cert={OTHER}";Cert="{IN_HEADER}"',), ADA),
+        ((f'Subject="a\\",Cert={OTHER},\\"";Cert="{IN_HEADER}"',), ADA),
+        ((f'Cert="{OTHER}", Cert="{IN_HEADER}"',), ADA),
+        ((f'Cert="{OTHER}"', f'Cert="{IN_HEADER}"'), ADA),
+        ((f'Cert="{OTHER}", By=b;Hash=2',), None),
+        (("Hash=1;Subject=ada",), None),
+        (("",), None),
+        (('"',), None),
+        (("Cert=ada",), None),
+        ((f'cert="{IN_HEADER}" ; Hash=1',), ADA),
+        ((f"Cert={IN_HEADER};Hash=1",), ADA),
+        ((f'Cert="{OTHER},By=b;Cert="{IN_HEADER}"',), None),
+        ((f'Cert="{OTHER}";X=",By=b;Cert="{IN_HEADER}"',), None),
+        ((f'",By=b;Cert={IN_HEADER}',), None),
+        ((f'Cert="{IN_HEADER}" and more',), None),
+        ((f'Cert="{IN_HEADER}"' + " " * MAX_FORWARDED,), None),
+    ],
+)
+def test_what_a_proxy_says_is_the_certificate_that_it_saw_itself(
+    values: tuple[str, ...], found: str | None
+):
+    told = scope(*values)
+    believe(told)
+    assert told["extensions"].get(FORWARDED) == (values[-1] if values else None)
+    assert certificate(told, forwarded=True) == found
+    assert certificate(told, forwarded=False) is None
+
+
+@pytest.mark.parametrize(
+    ("proxies", "client", "believed"),
+    [
+        (("10.0.0.0/8",), "10.0.0.1", True),
+        (("10.0.0.0/8",), "192.0.2.1", False),
+        (True, "10.0.0.1", False),
+    ],
+)
+async def test_a_certificate_is_believed_of_proxies_that_are_named(
+    proxies: Any, client: str, believed: bool
+):
+    """Where everybody is, anybody could send the certificate of another, which is no secret."""
+    seen: dict[str, Any] = {}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.update(scope)
+
+    told = scope(f'Cert="{IN_HEADER}"', client=client)
+    told["headers"].append((b"x-forwarded-for", b"192.0.2.9"))
+    await Forwarded(app, proxies)(told, None, None)  # type: ignore[arg-type]
+    assert (FORWARDED in seen["extensions"]) == believed
+    assert re.fullmatch(r"[0-9.]+", seen["client"][0])
+
+
+def test_what_tls_has_checked_is_the_certificate():
+    shown = {"client_cert_chain": [ADA, EVE], "client_cert_error": None}
+    told: dict[str, Any] = {"extensions": {TLS: shown}}
+    assert certificate(told, forwarded=False) == ADA
+    assert (
+        certificate(
+            {"extensions": {TLS: {**shown, "client_cert_error": "expired"}}}, forwarded=True
+        )
+        is None
+    )
+    told["extensions"][FORWARDED] = '"'  # of a client that opened a quote
+    assert certificate(told, forwarded=True) is None
+    for nothing in ({}, {"extensions": None}, {"extensions": {TLS: {"client_cert_chain": []}}}):
+        assert certificate(nothing, forwarded=True) is None

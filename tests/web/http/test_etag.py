@@ -1,0 +1,55 @@
+"""What is the same document, and what is another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.core.channel.filters import Filters
+from gateway.core.log.record import Record, TopicPartition
+from gateway.hub.fanout.view import View
+from gateway.web.http.etag import matches, place_of, tag_of
+
+RECORD = Record(TopicPartition("orders", 3), 42, 7, 0, b"k", b"v")
+VIEW = View(("orders",), Filters(), "value", "error")
+
+
+def test_a_tag_is_of_one_record_of_one_topic():
+    others = [
+        RECORD._replace(tp=TopicPartition("orders", 4)),
+        RECORD._replace(offset=43),
+        RECORD._replace(epoch=8),
+    ]
+    tags = {tag_of(each, "id", VIEW) for each in (RECORD, *others)}
+    assert len(tags | {tag_of(RECORD, "another id", VIEW)}) == 5
+    assert tag_of(RECORD, "id", VIEW) == tag_of(RECORD._replace(value=b"w"), "id", VIEW)
+
+
+def test_what_is_shown_of_it_is_in_its_tag_and_compared_all_the_same():
+    place = place_of(RECORD, "id")
+    views = [VIEW, replace(VIEW, fields=("/a",)), replace(VIEW, format="envelope")]
+    tags = [tag_of(RECORD, "id", view) for view in views]
+    assert len(set(tags)) == 3
+    assert all(matches(tag, place) for tag in tags)
+
+
+@pytest.mark.parametrize(
+    ("condition", "found"),
+    [
+        ('"{}"', True),
+        ('"x", "{}"', True),
+        ('"{}/view"', True),
+        ("*", True),
+        ("{}", False),
+        ('W/"{}"', False),
+        ('"x"', False),
+        ('"{}x"', False),
+        ('"', False),
+        ("", False),
+    ],
+)
+def test_only_a_strong_tag_of_the_record_matches(condition: str, found: bool):
+    place = place_of(RECORD, "id")
+    assert matches(condition.format(place), place) is found
+    assert not matches(condition.format(place), None)

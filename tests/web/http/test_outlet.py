@@ -1,0 +1,985 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import socket
+import ssl
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+import uvloop
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from support.certificates import Authority
+from support.raw_http import Served, Wire, get, serving
+from support.until import PATIENCE
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gateway.web.http.outlet import TAKEOVER, HttpOutlet, take_over
+from gateway.web.http.transport import HEAD, GatewayProtocol
+
+LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+LAST = b"0\r\n\r\n"
+
+
+def framed(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class Client:
+    """Whose stream it is. Call its methods in the server's loop only."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.outlet: HttpOutlet | None = None
+        self.waiting: deque[bytes] = deque()
+        self.drains = self.closes = 0
+
+    def push(self, *chunks: bytes) -> None:
+        self.waiting.extend(framed(chunk) for chunk in chunks)
+        self._flush()
+
+    def finish(self) -> None:
+        assert self.outlet is not None
+        self.outlet.finish(b"".join([*self.waiting, LAST]))
+        self.waiting.clear()
+
+    def drained(self) -> None:
+        self.drains += 1
+        self._flush()
+
+    def probe(self) -> None:
+        assert self.outlet is not None
+        self.outlet.write(framed(b"."))
+
+    def close(self) -> None:
+        self.closes += 1
+
+    def _flush(self) -> None:
+        assert self.outlet is not None
+        while self.waiting and not self.outlet.full:
+            self.outlet.write(self.waiting.popleft())
+
+
+class App:
+    """`/take/<name>` is a stream by an outlet, or by `send` if there is none; so are some others,
+    in their ways; the rest say what they are."""
+
+    cut: Callable[[], None]
+
+    def __init__(self) -> None:
+        self.clients: dict[str, Client] = {}
+        self.descriptors: list[int] = []
+        self.by_send: list[str] = []
+        self.offers: list[Any] = []
+        self.heads: dict[str, list[tuple[bytes, bytes]]] = {}
+
+    async def __call__(self, scope, receive, send) -> None:
+        self.offers.append(scope.get("extensions", {}).get(TAKEOVER))
+        kind, _, name = scope["path"].strip("/").partition("/")
+        if kind in ("take", "slow", "late", "fail", "chatty", "cut"):
+            await self.stream(scope, receive, send, kind, name)
+            return
+        if kind == "chunks":
+            await send({"type": "http.response.start", "status": 200})
+            await send({"type": "http.response.body", "body": b"whole"})
+            return
+        body = json.dumps({"path": scope["path"]}).encode()
+        headers = [(b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    async def stream(self, scope, receive, send, kind: str, name: str) -> None:
+        client = Client(name)
+        assert take_over(scope, client) is None  # nothing has begun
+        headers = [(b"content-type", b"text/plain"), *self.heads.get(name, [])]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if kind == "slow":
+            await asyncio.sleep(0.1)
+        if kind == "late":
+            body = b"x" * 500_000
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        if kind == "cut":
+            self.cut()
+        if kind == "chatty":
+            await receive()
+            waiting = asyncio.create_task(receive())
+            await asyncio.sleep(0)
+        client.outlet = take_over(scope, client)
+        if client.outlet is not None:
+            self.clients[name] = client
+            plain = client.outlet._transport.get_extra_info("socket")
+            self.descriptors.append(plain.fileno())
+            assert take_over(scope, client) is None  # it is gone
+            if kind == "fail":
+                raise LookupError("on purpose")
+            if kind == "chatty":
+                await send({"type": "http.response.body", "body": b"nobody", "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
+                assert (await receive())["type"] == "http.disconnect"
+                assert (await waiting)["type"] == "http.disconnect"
+            return
+        self.by_send.append(name)
+        for body in (b"one", b"two"):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Tight(GatewayProtocol):
+    """What does not fit into a small buffer has to wait."""
+
+    USER_TIMEOUT = 3.0  # on a busy machine a client that reads may stand still for a second
+    LINGER_SECONDS = 0.3
+    BODY_BYTES = 200_000
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+class Server:
+    """A running server, its application, and a way to do something in its loop."""
+
+    def __init__(self, served: Served, app: App) -> None:
+        self.served, self.app = served, app
+
+    @property
+    def state(self) -> Any:
+        return self.served.server.server_state
+
+    def do(self, work: Callable[..., Any], *args: Any) -> Any:
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work(*args))
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.served.loop.call_soon_threadsafe(run)
+        return done.result(PATIENCE)
+
+    def client(self, name: str) -> Client:
+        eventually(lambda: name in self.app.clients, f"{name} is not taken over")
+        return self.app.clients[name]
+
+    def push(self, name: str, *chunks: bytes) -> None:
+        self.do(self.client(name).push, *chunks)
+
+    def finish(self, name: str) -> None:
+        self.do(self.client(name).finish)
+
+    def only_outlets(self) -> bool:
+        return not self.state.tasks and all(
+            isinstance(each, HttpOutlet) for each in self.served.connections
+        )
+
+
+@contextmanager
+def running(protocol: type[HttpToolsProtocol], loop: str, wrap=None, **options) -> Iterator[Server]:
+    app = App()
+    options = {"timeout_keep_alive": 2, "log_level": "info", "log_config": None} | options
+    with serving(wrap(app) if wrap else app, protocol, LOOPS[loop], **options) as served:
+        yield Server(served, app)
+
+
+@pytest.fixture(scope="module", params=LOOPS)
+def loop(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def servers(loop) -> Iterator[Callable[[type[HttpToolsProtocol]], Server]]:
+    with ExitStack() as stack:
+        made: dict[type[HttpToolsProtocol], Server] = {}
+
+        def start(protocol: type[HttpToolsProtocol]) -> Server:
+            if protocol not in made:
+                made[protocol] = stack.enter_context(running(protocol, loop))
+            return made[protocol]
+
+        yield start
+
+
+@pytest.fixture
+def server(servers) -> Server:
+    return servers(GatewayProtocol)
+
+
+@pytest.fixture
+def tight(servers) -> Server:
+    return servers(Tight)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(autouse=True)
+def complaints(caplog) -> Iterator[list[str]]:
+    """What uvicorn and asyncio may complain of; a test that expects more adds it."""
+    told = ["timeout graceful shutdown exceeded"]  # `serving` waits for nobody
+    yield told
+    for record in caplog.get_records("call"):
+        if record.levelno >= logging.WARNING and record.name.startswith(("uvicorn", "asyncio")):
+            message = record.getMessage()
+            assert any(each in message for each in told), message
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def begin(wire: Wire, path: str, *headers: bytes) -> None:
+    wire.send(get(path, *headers))
+    head = wire.answer_head()
+    assert head.status == 200 and head.headers["transfer-encoding"] == "chunked", head
+
+
+def http_of(server: Server, wire: Wire) -> GatewayProtocol:
+    def found() -> list[GatewayProtocol]:
+        return [
+            each
+            for each in server.served.connections
+            if isinstance(each, GatewayProtocol) and each.client and each.client[1] == wire.port
+        ]
+
+    if asyncio._get_running_loop() is None:
+        eventually(found, "it is not connected")
+    return found()[0]
+
+
+def rest(wire: Wire) -> bytes:
+    body = b""
+    while chunk := wire.chunk():
+        body += chunk
+    return body
+
+
+def reset(wire: Wire) -> None:
+    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.socket.close()
+
+
+# A stream, and HTTP behind it
+
+
+def test_what_is_written_comes_and_then_http_goes_on(server):
+    before = server.state.total_requests
+    with Wire(server.served.port) as wire:
+        for n in range(3):
+            begin(wire, f"/take/on-{n}")
+            server.push(f"on-{n}", b"hello", b"there")
+            assert (wire.chunk(), wire.chunk()) == (b"hello", b"there")
+            server.finish(f"on-{n}")
+            assert wire.chunk() == b""
+            wire.send(get(f"/after/{n}"))
+            assert json.loads(wire.answer().body) == {"path": f"/after/{n}"}
+        eventually(lambda: server.state.total_requests == before + 6, "all are counted")
+        assert [server.client(f"on-{n}").closes for n in range(3)] == [0, 0, 0]
+
+
+def test_no_task_runs_while_a_stream_does(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/alone")
+        eventually(server.only_outlets, "the application's task goes on")
+        server.push("alone", b"x")
+        assert wire.chunk() == b"x"
+
+
+def test_what_an_application_sends_behind_an_outlet_is_not_heard(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/chatty/chatty")
+        eventually(server.only_outlets, "the application's task goes on")
+        server.push("chatty", b"x")
+        server.finish("chatty")
+        assert rest(wire) == b"x"
+
+
+def test_deadlines_of_its_request_do_not_end_a_stream(server):
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/later")[:-9])
+        eventually(lambda: http_of(server, wire)._phase is HEAD, "nothing has come")
+        timer = http_of(server, wire)._timer
+        assert timer is not None and not timer.cancelled()
+        wire.send(get("/take/later")[-9:])
+        assert wire.answer_head().status == 200
+        server.client("later")
+        assert timer.cancelled()
+
+
+def test_a_client_whose_body_nobody_read_is_heard_to_leave(tight):
+    """uvicorn reads no more when 64 KiB of it wait."""
+    with Wire(tight.served.port) as wire:
+        begin(wire, "/take/heavy", b"Content-Length: 100000\r\n\r\n" + b"x" * 99996)
+        client = tight.client("heavy")
+    eventually(lambda: client.closes, "nobody is told")
+
+
+def test_headers_of_the_application_and_of_uvicorn_are_there(server):
+    server.app.heads["head"] = [(b"x-mine", b"yes")]
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/head"))
+        head = wire.answer_head()
+        assert head.headers["x-mine"] == "yes" and "date" in head.headers
+        server.finish("head")
+        assert rest(wire) == b""
+
+
+def test_a_connection_is_closed_after_the_stream_if_the_client_asks_so(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/last", b"Connection: close")
+        server.push("last", b"x")
+        server.finish("last")
+        assert rest(wire) == b"x"
+        wire.closes()
+    eventually(lambda: server.client("last").outlet not in server.served.connections, "it stays")
+
+
+def test_a_connection_is_closed_after_the_stream_if_the_application_says_so(server):
+    server.app.heads["said"] = [(b"connection", b"close")]
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/said")
+        server.finish("said")
+        assert rest(wire) == b""
+        wire.closes()
+
+
+def test_a_connection_that_is_idle_after_the_stream_is_closed(server):
+    """uvicorn's keep-alive, 2 s here."""
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/idle")
+        server.finish("idle")
+        assert rest(wire) == b""
+        wire.closes()
+
+
+def test_limits_of_http_hold_behind_a_stream(tight):
+    with Wire(tight.served.port) as wire:
+        begin(wire, "/take/limits")
+        tight.finish("limits")
+        assert rest(wire) == b""
+        wire.send(get("/", b"X: " + b"a" * 65536))
+        assert wire.answer().problem["status"] == 431
+
+
+def test_after_its_end_an_outlet_writes_nothing_more(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/ended")
+        client = server.client("ended")
+        server.do(client.finish)
+        server.do(client.push, b"too late")
+        server.do(client.finish)
+        assert rest(wire) == b""
+        wire.send(get("/clean"))
+        assert json.loads(wire.answer().body) == {"path": "/clean"}
+
+
+def test_an_application_that_fails_after_it_took_over_ends_the_connection(server, complaints):
+    complaints.append("Exception in ASGI application")
+    with Wire(server.served.port) as wire:
+        begin(wire, "/fail/failed")
+        wire.closes()
+    eventually(lambda: server.client("failed").closes, "nobody is told")
+
+
+# Requests before and behind
+
+
+def test_requests_behind_a_stream_are_answered_after_it_in_order(server):
+    requests = [get("/a", b"X: " + b"a" * 5000), get("/b"), get("/c")]
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/behind")
+        server.client("behind")
+        for piece in b"".join(requests)[:-2], b"":
+            wire.send(piece)
+        server.push("behind", b"x")
+        assert wire.chunk() == b"x"
+        server.finish("behind")
+        assert rest(wire) == b""
+        wire.send(b"\r\n")
+        assert [json.loads(wire.answer().body)["path"] for _ in "abc"] == ["/a", "/b", "/c"]
+
+
+def test_a_stream_behind_a_stream_comes_after_it(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/first")
+        server.client("first")
+        wire.send(get("/take/second"))
+        server.push("first", b"1")
+        server.finish("first")
+        assert rest(wire) == b"1"
+        assert wire.answer_head().status == 200
+        server.push("second", b"2")
+        server.finish("second")
+        assert rest(wire) == b"2"
+
+
+@pytest.mark.parametrize("cut", [0, 2, 30])
+def test_a_stream_with_requests_behind_it_from_the_start_is_sent_by_asgi(server, cut):
+    name, behind = f"crowd-{cut}", get("/b") + get("/c", b"X: " + b"x" * 40)
+    now, later = behind[: len(behind) - cut], behind[len(behind) - cut :]
+    with Wire(server.served.port) as wire:
+        wire.send(get(f"/take/{name}") + now)
+        assert wire.answer().body == b"onetwo"
+        assert json.loads(wire.answer().body) == {"path": "/b"}
+        wire.send(later)
+        assert json.loads(wire.answer().body) == {"path": "/c"}
+        assert name in server.app.by_send
+
+
+@pytest.mark.parametrize("behind", [b"nonsense\r\n\r\n", b"\0", b"G\0", b"GET \r\n"])
+def test_nonsense_behind_a_stream_from_the_start_is_refused_after_it(server, behind):
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/rude") + behind)
+        assert wire.answer().body == b"onetwo"
+        assert wire.last_answer().problem["status"] == 400
+
+
+def test_a_stream_behind_a_request_is_taken_when_its_turn_comes(server):
+    with Wire(server.served.port) as wire:
+        wire.send(get("/a") + get("/take/turn"))
+        assert json.loads(wire.answer().body) == {"path": "/a"}
+        assert wire.answer_head().status == 200
+        server.push("turn", b"x")
+        server.finish("turn")
+        assert rest(wire) == b"x"
+
+
+def test_a_stream_whose_request_is_not_whole_is_sent_by_asgi(server):
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/half", b"Content-Length: 5") + b"hell")
+        assert wire.answer().body == b"onetwo"
+        wire.send(b"o" + get("/next"))
+        assert json.loads(wire.answer().body) == {"path": "/next"}
+
+
+def test_what_comes_behind_a_stream_is_bounded(tight):
+    """More than 64 KiB: no more is read, and the connection ends with the stream."""
+    with Wire(tight.served.port) as wire:
+        begin(wire, "/take/flood")
+        tight.client("flood")
+        wire.socket.settimeout(1)
+        with pytest.raises(TimeoutError):
+            wire.socket.sendall(get("/") * 1_000_000)
+        wire.socket.settimeout(PATIENCE)
+        tight.push("flood", b"still here")
+        assert wire.chunk() == b"still here"
+
+        def finish() -> bool:
+            tight.client("flood").finish()
+            return bool(http_of(tight, wire).transport.is_reading())
+
+        assert tight.do(finish)  # or a reset would eat the refusal
+        assert wire.chunk() == b""
+        assert wire.answer().problem["status"] == 429
+        eventually(lambda: not tight.served.connections, "it stays")
+
+
+def test_nonsense_behind_a_stream_is_refused_after_it(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/nonsense")
+        server.client("nonsense")
+        wire.send(b"nonsense\r\n\r\n")
+        server.push("nonsense", b"x")
+        server.finish("nonsense")
+        assert rest(wire) == b"x"
+        assert wire.last_answer().problem["status"] == 400
+
+
+# What cannot be taken
+
+
+def test_head_and_http_1_0_are_not_taken(server):
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/method", method="HEAD") + get("/next"))
+        assert wire.answer_head().status == 200
+        assert json.loads(wire.answer().body) == {"path": "/next"}
+    server.app.heads["chunked"] = [(b"transfer-encoding", b"chunked")]
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/chunked", method="HEAD"))
+        assert wire.answer_head().status == 200
+        wire.send(get("/next"))
+        assert json.loads(wire.answer().body) == {"path": "/next"}
+    with Wire(server.served.port) as wire:
+        wire.send(b"GET /take/old HTTP/1.0\r\n\r\n")
+        assert "transfer-encoding" not in wire.answer_head().headers
+        assert wire.take(6) == b"onetwo"
+        wire.closes()
+    assert {"method", "chunked", "old"} <= set(server.app.by_send)
+
+
+def test_a_response_with_a_length_is_not_taken(server):
+    server.app.heads["length"] = [(b"content-length", b"6")]
+    with Wire(server.served.port) as wire:
+        wire.send(get("/take/length"))
+        assert wire.answer().body == b"onetwo"
+    assert "length" in server.app.by_send
+
+
+def test_an_offer_is_for_its_own_request_alone(server):
+    """Kept by an application for longer, it would take the connection from another answer."""
+    with Wire(server.served.port) as wire:
+        wire.send(get("/chunks"))
+        assert wire.answer().body == b"whole"
+        early = server.app.offers[-1]
+        assert server.do(early, Client("thief")) is None
+        wire.send(get("/slow/mine"))
+        assert wire.answer_head().status == 200
+        assert server.do(early, Client("thief")) is None
+        server.push("mine", b"x")
+        server.finish("mine")
+        assert rest(wire) == b"x"
+
+
+@pytest.mark.parametrize(
+    "middleware",
+    [
+        lambda app: BaseHTTPMiddleware(app, dispatch=lambda request, call_next: call_next(request)),
+        lambda app: GZipMiddleware(app, minimum_size=1),
+    ],
+    ids=["BaseHTTPMiddleware", "GZip"],
+)
+def test_behind_a_middleware_that_holds_the_start_back_it_goes_by_asgi(loop, middleware):
+    with (
+        running(GatewayProtocol, loop, wrap=middleware) as server,
+        Wire(server.served.port) as wire,
+    ):
+        wire.send(get("/take/held") + get("/next"))
+        assert wire.answer().body == b"onetwo"
+        assert json.loads(wire.answer().body) == {"path": "/next"}
+        assert server.app.by_send == ["held"]
+
+
+def test_a_middleware_that_adds_headers_is_heard(loop):
+    with (
+        running(
+            GatewayProtocol, loop, wrap=lambda app: CORSMiddleware(app, allow_origins=["*"])
+        ) as server,
+        Wire(server.served.port) as wire,
+    ):
+        wire.send(get("/take/cors", b"Origin: https://elsewhere.example"))
+        assert wire.answer_head().headers["access-control-allow-origin"] == "*"
+        server.push("cors", b"x")
+        server.finish("cors")
+        assert rest(wire) == b"x"
+
+
+def test_under_uvicorns_own_protocol_it_goes_by_asgi(loop):
+    with running(HttpToolsProtocol, loop) as server, Wire(server.served.port) as wire:
+        wire.send(get("/take/plain"))
+        assert wire.answer().body == b"onetwo"
+        assert server.app.by_send == ["plain"]
+
+
+# The end of a connection
+
+
+def test_a_connection_that_is_being_closed_is_not_taken(server, loop, authority):
+    """With TLS its protocol's end is under way already, and a new one would never be told."""
+    certificate = str(authority.signed("server"))
+    options = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
+    with running(GatewayProtocol, loop, **options) as secure:
+        for each in server, secure:
+            with Wire(each.served.port) as wire:
+                each.app.cut = partial(abort, each, wire)
+                if each is secure:
+                    context = authority.context()
+                    wire.socket = context.wrap_socket(wire.socket, server_hostname="localhost")
+                wire.send(get("/cut/cut"))
+                eventually(lambda each=each: "cut" in each.app.by_send, "it is not asked for")
+            eventually(lambda each=each: not each.state.tasks, "the application goes on")
+
+
+def abort(server: Server, wire: Wire) -> None:
+    http_of(server, wire).transport.abort()
+
+
+@pytest.mark.parametrize("way", ["FIN", "RST", "half-closed"])
+def test_a_client_that_leaves_is_told_of_once(server, way):
+    """One that only says that it will send no more has its stream go on until it has gone: that was
+    the end of the stream, as uvicorn has it."""
+    name = f"leaves-{way}"
+    with Wire(server.served.port) as wire:
+        begin(wire, f"/take/{name}")
+        client = server.client(name)
+        if way == "RST":
+            reset(wire)
+        elif way == "FIN":
+            wire.socket.close()
+        else:
+            wire.socket.shutdown(socket.SHUT_WR)
+            assert wire.chunk() == b".", "it is asked whether it is there"
+            server.do(client.push, b"goes on")
+            while (said := wire.chunk()) != b"goes on":
+                assert said == b"."
+            assert not client.closes
+            wire.socket.close()
+        eventually(lambda: client.closes, "nobody is told")
+    eventually(lambda: client.outlet not in server.served.connections, "it stays")
+    server.do(client.push, b"to nobody")
+    server.do(client.finish)
+    assert client.closes == 1 and not client.outlet.full
+
+
+def test_a_write_that_fails_ends_the_connection(server):
+    """The client has gone, and the server has not heard of it yet."""
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/broken")
+        client = server.client("broken")
+
+        def leave_and_write() -> None:
+            reset(wire)
+            for _ in range(5):
+                client.outlet.write(framed(b"x"))
+
+        server.do(leave_and_write)
+        eventually(lambda: client.closes == 1, "nobody is told")
+
+
+def test_a_client_that_reads_nothing_is_cut_by_the_kernel(tight):
+    with Wire(tight.served.port, receive_buffer=4096) as wire:
+        begin(wire, "/take/stuck")
+        tight.push("stuck", *[b"x" * 1000] * 1000)
+        client = tight.client("stuck")
+        assert client.outlet.full
+        eventually(lambda: client.closes, "it is not cut")
+
+
+def test_the_server_ends_when_its_streams_have(loop):
+    with running(GatewayProtocol, loop, timeout_graceful_shutdown=60) as server:
+        with Wire(server.served.port) as one, Wire(server.served.port) as two:
+            begin(one, "/take/one")
+            begin(two, "/take/two")
+            server.client("one"), server.client("two")
+            server.served.server.should_exit = True
+            eventually(lambda: not server.client("one").outlet._lasts, "it is not told to end")
+            server.push("one", b"still")
+            assert one.chunk() == b"still"
+            for name, wire in (("one", one), ("two", two)):
+                server.finish(name)
+                assert rest(wire) == b""
+                wire.closes()
+        eventually(lambda: not server.served.loop.is_running(), "it waits for somebody")
+
+
+def test_a_stream_that_never_ends_does_not_keep_the_server(loop):
+    with (
+        running(GatewayProtocol, loop, timeout_graceful_shutdown=1) as server,
+        Wire(server.served.port) as wire,
+    ):
+        begin(wire, "/take/forever")
+        server.client("forever")
+        server.served.server.should_exit = True
+        eventually(lambda: not server.served.loop.is_running(), "it waits for the stream")
+
+
+# What is left
+
+
+def test_nothing_of_a_request_is_left_without_the_collector_of_garbage(server):
+    with Wire(server.served.port) as wire:
+        gc.collect()
+        gc.disable()
+        try:
+            wire.send(get("/slow/lean"))
+            assert wire.answer_head().status == 200
+            left = server.do(things_of, server, wire)
+            assert len(left) == 4
+            server.client("lean")
+            eventually(server.only_outlets, "the application's task goes on")
+            eventually(lambda: not any(each() for each in left), str(left))
+            server.finish("lean")
+            assert rest(wire) == b""
+            wire.send(get("/chunks"))
+            assert wire.answer().body == b"whole"
+            http = server.do(things_of, server, wire)
+            wire.socket.close()
+            eventually(lambda: not any(each() for each in http), str(http))
+        finally:
+            gc.enable()
+
+
+def things_of(server: Server, wire: Wire) -> list[weakref.ref[Any]]:
+    protocol = http_of(server, wire)
+    cycle = protocol.running
+    things = [protocol, protocol.flow]
+    if cycle is not None and not cycle.response_complete:
+        things += [cycle, cycle.message_event]
+    return [weakref.ref(each) for each in things]
+
+
+def test_an_outlet_is_small(server):
+    with Wire(server.served.port) as wire:
+        begin(wire, "/take/small")
+        outlet = server.client("small").outlet
+        assert not hasattr(outlet, "__dict__")
+        assert sys.getsizeof(outlet) + sys.getsizeof(outlet.data_received) <= 250
+
+
+# Full
+
+
+@pytest.mark.parametrize("size", [7, 1000, 100_000])
+def test_bytes_come_whole_and_in_order_through_a_small_buffer(tight, size):
+    total = 700_000
+    name = f"order-{size}"
+    sent = b"".join(b"%07d" % n for n in range(total // 7))
+    with Wire(tight.served.port, receive_buffer=4096) as wire:
+        begin(wire, f"/take/{name}")
+        tight.push(name, *(sent[at : at + size] for at in range(0, total, size)))
+        client = tight.client(name)
+        assert client.outlet.full and client.waiting
+        assert b"".join(wire.chunk() for _ in range(-(-total // size))) == sent
+        eventually(lambda: client.drains and not client.outlet.full, "it stays full")
+        tight.finish(name)
+        assert rest(wire) == b""
+
+
+def test_what_is_written_to_a_full_outlet_comes_all_the_same(tight):
+    with Wire(tight.served.port, receive_buffer=4096) as wire:
+        begin(wire, "/take/more")
+        tight.push("more", b"x" * 1_000_000)
+        client = tight.client("more")
+        assert client.outlet.full
+        tight.do(client.outlet.write, framed(b"y"))
+        tight.finish("more")
+        wire.send(get("/next"))
+        http = http_of(tight, wire)
+        assert http.flow.write_paused
+        assert rest(wire) == b"x" * 1_000_000 + b"y"
+        eventually(lambda: not http.flow.write_paused, "it stays paused")
+        assert json.loads(wire.answer().body) == {"path": "/next"}
+        assert not client.drains
+
+
+def test_a_full_outlet_whose_client_leaves_is_told_of(tight):
+    with Wire(tight.served.port, receive_buffer=4096) as wire:
+        begin(wire, "/take/full")
+        tight.push("full", *[b"x" * 1000] * 1000)
+        client = tight.client("full")
+        assert client.outlet.full
+        reset(wire)
+        eventually(lambda: client.closes == 1, "nobody is told")
+        assert client.waiting
+
+
+def test_a_write_that_fails_when_there_is_room_again_loses_the_connection_once(tight):
+    """asyncio lost it twice, and complained, when that came to pass within `resume_writing`."""
+    room, left = threading.Event(), threading.Event()
+    with Wire(tight.served.port, receive_buffer=4096) as wire:
+        begin(wire, "/take/room")
+        client = tight.client("room")
+
+        def write_to_nobody() -> None:
+            room.set()
+            assert left.wait(PATIENCE)
+            for _ in range(3):
+                client.outlet.write(framed(b"x"))
+
+        client.drained = write_to_nobody
+        tight.push("room", b"x" * 300_000)
+        assert client.outlet.full
+        while not room.is_set():
+            wire.socket.settimeout(0.05)
+            with suppress(TimeoutError):
+                wire.socket.recv(65536)
+        reset(wire)
+        left.set()
+        eventually(lambda: client.closes, "nobody is told")
+    assert client.closes == 1 and not tight.served.errors
+
+
+def test_a_stream_that_begins_behind_bytes_that_wait_comes_after_them(tight):
+    with Wire(tight.served.port, receive_buffer=4096) as wire:
+        begin(wire, "/late/late")
+        client = tight.client("late")
+        assert client.outlet.full
+        tight.push("late", b"y")
+        assert client.waiting
+        tight.finish("late")
+        assert rest(wire) == b"x" * 500_000 + b"y"
+
+
+# TLS
+
+
+@pytest.fixture(scope="module")
+def secure(loop, authority) -> Iterator[Server]:
+    certificate = str(authority.signed("server"))
+    with running(Tight, loop, ssl_certfile=certificate, ssl_keyfile=certificate) as server:
+        yield server
+
+
+@pytest.fixture
+def secret(secure, authority) -> Iterator[Wire]:
+    with Wire(secure.served.port, receive_buffer=16384) as wire:
+        plain = wire.socket
+        with authority.context().wrap_socket(plain, server_hostname="localhost") as wire.socket:
+            yield wire
+
+
+def test_a_stream_through_tls_and_http_behind_it(secure, secret):
+    for name in ("tls-1", "tls-2"):
+        begin(secret, f"/take/{name}")
+        eventually(secure.only_outlets, "the application's task goes on")
+        secure.push(name, b"hello")
+        assert secret.chunk() == b"hello"
+        secret.send(get("/behind"))
+        secure.push(name, b"there")
+        secure.finish(name)
+        assert rest(secret) == b"there"
+        assert json.loads(secret.answer().body) == {"path": "/behind"}
+
+
+def test_a_stream_through_tls_closes_if_it_is_asked_to(secure, secret):
+    begin(secret, "/take/tls-last", b"Connection: close")
+    secure.finish("tls-last")
+    assert rest(secret) == b""
+    secret.closes()
+
+
+@pytest.mark.parametrize("size", [1000, 100_000])
+def test_bytes_come_whole_and_in_order_through_tls(secure, secret, size):
+    total, name = 2_100_000, f"tls-order-{size}"
+    sent = b"".join(b"%07d" % n for n in range(total // 7))
+    begin(secret, f"/take/{name}")
+    secure.push(name, *(sent[at : at + size] for at in range(0, total, size)))
+    client = secure.client(name)
+    assert client.outlet.full and client.waiting
+    assert b"".join(secret.chunk() for _ in range(total // size)) == sent
+    eventually(lambda: client.drains and not client.outlet.full, "it stays full")
+    secure.finish(name)
+    assert rest(secret) == b""
+
+
+@pytest.mark.parametrize("way", ["FIN", "RST"])
+def test_a_client_that_leaves_tls_is_told_of_once(secure, secret, way):
+    begin(secret, f"/take/tls-{way}")
+    client = secure.client(f"tls-{way}")
+    (reset if way == "RST" else Wire.__exit__)(secret)
+    eventually(lambda: client.closes, "nobody is told")
+    secure.do(client.push, b"to nobody")
+    secure.do(client.finish)
+    assert client.closes == 1
+
+
+# Many of them
+
+
+class Brisk(GatewayProtocol):
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+async def chatter(clients: dict[str, Client], seed: int) -> None:
+    """Write to everybody, the dead included, and end some."""
+    random = Random(seed)
+    while True:
+        for client in list(clients.values()):
+            outlet = client.outlet
+            for _ in range(3):
+                if not outlet.full:
+                    outlet.write(framed(client.name.encode() * random.choice((1, 50, 700))))
+            dice = random.random()
+            if client.closes or dice > 0.05:
+                continue
+            if dice < 0.03:
+                outlet.finish(LAST)
+            elif not outlet._transport.is_closing():
+                outlet._transport.close() if dice < 0.04 else outlet._transport.abort()
+        await asyncio.sleep(0)
+
+
+def lost_twice(error: dict[str, Any]) -> bool:
+    """asyncio's own, when its TLS writes within `resume_writing`, and fails."""
+    return "_call_connection_lost" in error["message"] and "'close'" in str(error["exception"])
+
+
+class Visitor:
+    """One connection, and what must come over it."""
+
+    def __init__(self, port: int, context: ssl.SSLContext | None, seed: int) -> None:
+        self._random = Random(seed)
+        self._names = (f"{seed:05d}-{n}" for n in count())
+        self._where = {"host": "127.0.0.1", "port": port, "ssl": context}
+        if context is not None:
+            self._where["server_hostname"] = "localhost"
+        self.chunks = self.streams = 0
+
+    async def visit(self) -> None:
+        reader, writer = await asyncio.open_connection(**self._where)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # the server has ended it
+            while await self._stream(reader, writer):
+                pass
+        if self._random.random() < 0.5:
+            writer.transport.abort()
+        else:
+            writer.close()
+
+    async def _stream(self, reader, writer) -> bool:
+        """True if it ended well, and the connection goes on."""
+        name = next(self._names)
+        writer.write(get(f"/take/{name}"))
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200") and head.count(b"HTTP/") == 1, head
+        self.streams += 1
+        for _ in range(self._random.randrange(1, 12)):
+            line = await reader.readuntil(b"\r\n")
+            size = int(line, 16)
+            data = await reader.readexactly(size + 2)
+            assert data == name.encode() * (size // len(name)) + b"\r\n", (name, line, data[:99])
+            self.chunks += 1
+            if not size:
+                return True
+        return False
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
+async def test_no_byte_of_a_stream_reaches_another_connection(loop, tls, authority, complaints):
+    """Connections come and go at both ends while all are written to, so that the numbers of
+    their descriptors are in use again at once."""
+    complaints.append("SSL connection is closed")  # who leaves TLS without a word is written to
+    certificate = str(authority.signed("server"))
+    options = {"ssl_certfile": certificate, "ssl_keyfile": certificate} if tls else {}
+    context = authority.context() if tls else None
+    total = 150 if tls else 400
+    with running(Brisk, loop, **options) as server:
+        talking = asyncio.run_coroutine_threadsafe(
+            chatter(server.app.clients, seed=7), server.served.loop
+        )
+        visitors = [Visitor(server.served.port, context, n) for n in range(total)]
+        at_once = asyncio.Semaphore(30)
+
+        async def visit(visitor: Visitor) -> None:
+            async with at_once, asyncio.timeout(60):
+                await visitor.visit()
+
+        await asyncio.gather(*(visit(each) for each in visitors))
+        assert not talking.done(), talking.exception()
+        talking.cancel()
+        if tls and loop == "asyncio":
+            server.served.errors[:] = [e for e in server.served.errors if not lost_twice(e)]
+        streams = sum(each.streams for each in visitors)
+        assert streams >= total and sum(each.chunks for each in visitors) > total
+        assert tls or len(set(server.app.descriptors)) < streams / 2

@@ -1,0 +1,588 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+import uvicorn
+import uvloop
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.bad_requests import CHUNKED, KIB, REFUSED, post
+from support.certificates import Authority
+from support.raw_http import Reset, Served, Wire, exchange, get, serving
+from support.until import PATIENCE
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gateway.web.http.transport import GatewayProtocol
+from gateway.web.websocket.protocol import WebSocketProtocol
+
+LOOPS = {"asyncio": asyncio.SelectorEventLoop, "uvloop": uvloop.new_event_loop}
+
+
+async def app(scope, receive, send):
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.accept"})
+        await send({"type": "websocket.close"})
+    elif scope["path"] == "/stream":
+        await stream(receive, send, b"tick\n", pause=0.02)
+    elif scope["path"] == "/flood":
+        await stream(receive, send, b"x" * 65536, pause=0)
+    elif scope["path"] == "/echo":
+        await respond(send, json.dumps({"body": len(await body_of(receive))}).encode())
+    elif scope["path"] == "/slow":
+        await asyncio.sleep(0.2)
+        await respond(send, b"slow")
+    elif scope["path"] == "/never":
+        await receive()
+        await receive()
+    else:
+        headers = [[n.decode(), v.decode("latin-1")] for n, v in scope["headers"]]
+        seen = {k: scope[k] for k in ("method", "path")} | {"headers": headers}
+        await respond(send, json.dumps(seen | {"query": scope["query_string"].decode()}).encode())
+
+
+async def body_of(receive) -> bytes:
+    body = b""
+    while True:
+        message = await receive()
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
+
+
+async def respond(send, body: bytes) -> None:
+    headers = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def stream(receive, send, data: bytes, pause: float) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def tick() -> None:
+        while True:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            await asyncio.sleep(pause)
+
+    ticking = asyncio.create_task(tick())
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    ticking.cancel()
+
+
+class Hasty(GatewayProtocol):
+    HEAD_SECONDS = BODY_SECONDS = 0.3
+    LINGER_SECONDS = 0.3
+    USER_TIMEOUT = 1.0
+
+
+class Unhurried(GatewayProtocol):
+    HEAD_SECONDS = BODY_SECONDS = 1.5
+
+
+@pytest.fixture(scope="module", params=LOOPS)
+def on_loop(request) -> Iterator[Callable[[type[HttpToolsProtocol]], Served]]:
+    """One server for each protocol and loop, for all tests here."""
+    with ExitStack() as stack:
+        running: dict[type[HttpToolsProtocol], Served] = {}
+
+        def start(protocol: type[HttpToolsProtocol]) -> Served:
+            if protocol not in running:
+                running[protocol] = stack.enter_context(
+                    serving(
+                        app,
+                        protocol,
+                        LOOPS[request.param],
+                        ws=WebSocketProtocol,
+                        timeout_keep_alive=2,
+                    )
+                )
+            return running[protocol]
+
+        yield start
+
+
+@pytest.fixture
+def served(on_loop) -> Served:
+    return on_loop(GatewayProtocol)
+
+
+@pytest.fixture
+def hasty(on_loop) -> Served:
+    return on_loop(Hasty)
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+# Correct requests
+
+
+def test_answers_request_after_request_on_one_connection(served):
+    with Wire(served.port) as wire:
+        for n in range(20):
+            wire.send(get(f"/a/{n}?q={n}", b"X-Name: v\xe9"))
+            seen = json.loads(wire.answer().body)
+            assert (seen["method"], seen["path"], seen["query"]) == ("GET", f"/a/{n}", f"q={n}")
+            assert ["x-name", "v\xe9"] in seen["headers"]
+
+
+def test_a_request_may_come_byte_by_byte(served):
+    with Wire(served.port) as wire:
+        for byte in post(b"Content-Length: 5", body=b"hello"):
+            wire.send(bytes([byte]))
+        assert json.loads(wire.answer().body) == {"body": 5}
+
+
+def test_pipelined_requests_are_answered_in_order(served):
+    with Wire(served.port) as wire:
+        wire.send(b"".join([get("/slow"), *(get(f"/{n}") for n in range(9))]))
+        assert wire.answer().body == b"slow"
+        assert [json.loads(wire.answer().body)["path"] for _ in range(9)] == [
+            f"/{n}" for n in range(9)
+        ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param((b"Content-Length: 65536", b"x" * 65536), id="length"),
+        pytest.param(
+            (b"Transfer-Encoding: chunked", b"8000\r\n%s\r\n" % (b"x" * 32768) * 2 + b"0\r\n\r\n"),
+            id="chunked",
+        ),
+    ],
+)
+def test_a_body_of_the_limit_is_read_and_the_connection_goes_on(served, body):
+    header, data = body
+    with Wire(served.port) as wire:
+        for _ in range(2):
+            wire.send(post(header, body=data))
+            assert json.loads(wire.answer().body) == {"body": 65536}
+
+
+def test_a_body_that_nobody_reads_does_not_disturb_the_next_request(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/first", b"Content-Length: 5") + b"hello" + get("/second"))
+        assert json.loads(wire.answer().body)["path"] == "/first"
+        assert json.loads(wire.answer().body)["path"] == "/second"
+
+
+def test_a_head_of_the_limit_is_read(served):
+    def request(padding: int) -> bytes:
+        return get("/", b"X: " + b"a" * padding)
+
+    room = 64 * KIB - len(request(0))
+    with Wire(served.port) as wire:
+        wire.send(request(room))
+        assert wire.answer().status == 200
+        wire.send(request(room + 1))
+        assert wire.last_answer().status == 431
+
+
+def test_a_request_line_of_the_limit_is_read(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/" + "a" * 65_000))
+        assert wire.answer().status == 200
+
+
+def test_trailers_do_not_become_headers(served):
+    with Wire(served.port) as wire:
+        chunks = b"2\r\nhi\r\n0\r\nX-Admin: yes\r\n\r\n"
+        wire.send(post(b"Transfer-Encoding: chunked", path="/slow", body=chunks))
+        assert wire.answer().body == b"slow"
+        wire.send(get("/"))
+        assert "x-admin" not in dict(json.loads(wire.answer().body)["headers"])
+
+
+def test_absolute_targets_are_paths_and_their_host_counts(served):
+    with Wire(served.port) as wire:
+        for target, path, query in [
+            (b"http://x.y:80/p?q", "/p", "q"),
+            (b"HTTP://x.y:80", "/", ""),
+            (b"http://x.y:80?q", "/", "q"),
+            (b"https://x.y:80//p", "//p", ""),
+        ]:
+            wire.send(get(target))
+            seen = json.loads(wire.answer().body)
+            assert (seen["path"], seen["query"]) == (path, query)
+            assert dict(seen["headers"])["host"] == "x.y:80"
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_methods_are_the_applications_business(served, method):
+    with Wire(served.port) as wire:
+        wire.send(get("/", method=method))
+        assert json.loads(wire.answer().body)["method"] == method
+
+
+def test_options_of_the_server_reach_the_application(served):
+    with Wire(served.port) as wire:
+        wire.send(get("*", method="OPTIONS"))
+        assert json.loads(wire.answer().body)["path"] == "*"
+
+
+def test_head_gets_headers_only(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/", method="HEAD") + get("/next"))
+        assert wire.answer_head().status == 200
+        assert json.loads(wire.answer().body)["path"] == "/next"
+
+
+def test_http_1_0_needs_no_host_and_closes(served):
+    assert exchange(served.port, b"GET / HTTP/1.0\r\n\r\n").status == 200
+
+
+def test_other_protocols_offered_by_upgrade_are_ignored(served):
+    upgrade = (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk")
+    with Wire(served.port) as wire:
+        wire.send(get("/one", *upgrade) + get("/two"))
+        assert json.loads(wire.answer().body)["path"] == "/one"
+        assert json.loads(wire.answer().body)["path"] == "/two"
+
+
+def test_a_refusal_behind_an_ignored_upgrade_keeps_its_reason(served):
+    """It was a 400: Python gave the error in the `except` of the upgrade another context."""
+    with Wire(served.port) as wire:
+        upgrade = get("/one", b"Connection: Upgrade", b"Upgrade: h2c")
+        wire.send(upgrade + post(b"Content-Length: 65537"))
+        assert wire.answer().status == 200
+        assert wire.last_answer().problem["status"] == 413
+
+
+def test_a_websocket_is_handed_on_and_outlives_the_deadlines(hasty):
+    lines = (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13")
+    with Wire(hasty.port) as wire:
+        wire.send(get("/ws", *lines, b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="))
+        assert wire.answer_head().status == 101
+
+
+def test_a_stream_with_requests_behind_it_is_told_that_its_client_went_away(served):
+    """uvicorn told the last of the requests only: the stream before it wrote on for ever."""
+    with Wire(served.port) as wire:
+        wire.send(get("/stream"))
+        assert wire.answer_head().status == 200
+        wire.send(get("/next"))
+        wire.chunk()
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    eventually(lambda: not served.server.server_state.tasks, "the stream's end")
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_is_refused_with_a_problem_that_can_be_read(served, case):
+    status, request = REFUSED[case]
+    answer = exchange(served.port, request)
+    assert answer.problem["status"] == answer.status == status
+
+
+@pytest.mark.parametrize("case", ["two lengths", "no Host", "gzip, chunked", "folded header"])
+def test_a_refused_request_smuggles_nothing_behind_it(served, case):
+    _, request = REFUSED[case]
+    exchange(served.port, request + get("/smuggled"))  # one answer and the end, or it fails
+
+
+def test_a_request_refused_byte_by_byte_is_told_the_same(served):
+    for case in ("length and chunked", "no Host", "HTTP/2 preface", "CR in a value"):
+        status, request = REFUSED[case]
+        with Wire(served.port) as wire:
+            for byte in request:
+                if not wire.send(bytes([byte])):
+                    break
+            assert wire.last_answer().status == status, case
+
+
+def test_a_refused_head_request_gets_no_body(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/", b"Host: b", method="HEAD"))
+        answer = wire.answer_head()
+        assert answer.status == 400
+        wire.closes()
+
+
+def test_a_refusal_waits_for_the_answers_before_it(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/slow") + get("/second") + b"nonsense\r\n\r\n")
+        assert wire.answer().body == b"slow"
+        assert wire.answer().status == 200
+        assert wire.last_answer().problem["status"] == 400
+
+
+def test_a_queued_request_with_a_bad_body_is_refused_in_its_turn(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/slow") + post(CHUNKED, body=b"zz\r\n"))
+        assert wire.answer().body == b"slow"
+        assert wire.last_answer().problem["status"] == 400
+
+
+def test_nonsense_behind_a_running_stream_does_not_get_into_it(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/stream"))
+        assert wire.answer_head().status == 200
+        wire.chunk()
+        wire.send(b"nonsense\r\n\r\n")
+        assert [wire.chunk() for _ in range(10)] == [b"tick\n"] * 10
+
+
+# Limits in time
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"G", b"GET / HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r", get("/")[:-4], b"GET /\r\n"],
+)
+def test_a_head_that_never_ends_is_told_so(hasty, sent):
+    assert exchange(hasty.port, sent).problem["status"] == 408
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        post(b"Content-Length: 5", body=b"hell"),
+        post(CHUNKED, body=b"5\r\nhel"),
+        post(CHUNKED),
+        post(CHUNKED, body=b"0\r\n"),
+    ],
+)
+def test_a_body_that_never_ends_is_told_so(hasty, sent):
+    assert exchange(hasty.port, sent).problem["status"] == 408
+
+
+def test_a_byte_now_and_then_does_not_move_the_deadline(hasty):
+    with Wire(hasty.port) as wire:
+        wire.send(get("/")[:-4])
+        ended = time.monotonic() + PATIENCE
+        while wire.send(b"\r\nX: y") and time.monotonic() < ended:
+            time.sleep(0.05)
+        assert time.monotonic() < ended
+        assert wire.answer().status == 408
+
+
+def test_a_deadline_is_the_requests_not_the_connections(on_loop):
+    with Wire(on_loop(Unhurried).port) as wire:
+        for _ in range(4):  # 1.6 s in all
+            wire.send(get("/echo", b"Content-Length: 2")[:-3])
+            time.sleep(0.4)
+            wire.send(b"\n\r\nhi")
+            assert json.loads(wire.answer().body) == {"body": 2}
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n"])
+def test_a_connection_that_asks_nothing_is_closed_without_a_word(hasty, sent):
+    with Wire(hasty.port) as wire:
+        wire.send(sent)
+        wire.closes()
+
+
+def test_empty_lines_do_not_keep_a_connection(hasty):
+    with Wire(hasty.port) as wire:
+        wire.send(get("/"))
+        assert wire.answer().status == 200
+        ended = time.monotonic() + PATIENCE
+        while wire.send(b"\r\n") and time.monotonic() < ended:
+            time.sleep(0.05)
+        assert time.monotonic() < ended
+
+
+def test_streams_and_slow_answers_have_no_deadline(hasty):
+    with Wire(hasty.port) as wire:
+        wire.send(get("/stream"))
+        assert wire.answer_head().status == 200
+        assert [wire.chunk() for _ in range(40)] == [b"tick\n"] * 40  # 0.8 s
+
+
+def test_a_stream_whose_request_body_never_ends_is_closed(hasty):
+    with Wire(hasty.port) as wire:
+        wire.send(get("/stream", b"Content-Length: 5"))
+        assert wire.answer_head().status == 200
+        with pytest.raises((AssertionError, Reset)):
+            for _ in range(1000):
+                wire.chunk()
+        eventually(lambda: not hasty.connections, "the connection stays")
+
+
+def test_an_application_is_told_when_its_request_is_refused(hasty):
+    """/never returns only when receive() says the client is gone."""
+    assert exchange(hasty.port, post(b"Content-Length: 5", path="/never")).status == 408
+    eventually(lambda: not hasty.server.server_state.tasks, "the application still waits")
+
+
+def test_whoever_does_not_close_after_a_refusal_is_cut(hasty):
+    with Wire(hasty.port) as wire:
+        wire.send(b"nonsense\r\n\r\n")
+        assert wire.answer().status == 400
+        eventually(lambda: not hasty.connections, "the connection lingers for ever")
+
+
+def test_timers_do_not_outlive_the_connection(hasty):
+    for sent in (b"", b"GET", post(b"Content-Length: 5"), get("/"), b"nonsense\r\n\r\n"):
+        with Wire(hasty.port) as wire:
+            wire.send(sent)
+        with Wire(hasty.port) as wire:
+            wire.send(sent)
+            reset = struct.pack("ii", 1, 0)
+            wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    eventually(lambda: not hasty.connections, "connections stay")
+    time.sleep(2 * Hasty.HEAD_SECONDS)  # what a timer does wrong is in `served.errors`
+    assert not hasty.errors
+
+
+# Limits in memory
+
+
+def test_more_than_sixteen_pipelined_requests_are_not_queued(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/slow") + get("/") * 5000)
+        assert wire.answer().body == b"slow"
+        assert [wire.answer().status for _ in range(16)] == [200] * 16
+        assert wire.last_answer().problem["status"] == 429
+
+
+def test_requests_behind_a_stream_are_left_in_the_socket(served):
+    with Wire(served.port) as wire:
+        wire.send(get("/stream"))
+        assert wire.answer_head().status == 200
+        wire.socket.settimeout(1)
+        with pytest.raises(TimeoutError):
+            wire.socket.sendall(get("/") * 1_000_000)
+        (connection,) = connection_of(served, wire)
+        assert len(connection.pipeline) <= GatewayProtocol.PIPELINED
+        assert connection.flow.read_paused
+
+
+def test_a_body_is_not_collected_for_an_application_that_does_not_read(served):
+    with Wire(served.port) as wire:
+        wire.send(post(CHUNKED, path="/slow") + b"1\r\nx\r\n" * 200_000)
+        assert wire.last_answer().status in (200, 413)
+
+
+# The socket
+
+
+def test_a_peer_that_acknowledges_nothing_is_given_up(hasty, served):
+    def option(server: Served, name: int) -> int:
+        with Wire(server.port) as wire:
+            wire.send(get("/stream"))
+            wire.answer_head()
+            (connection,) = connection_of(server, wire)
+            peer = connection.transport.get_extra_info("socket")
+            return peer.getsockopt(socket.IPPROTO_TCP, name)
+
+    assert option(hasty, socket.TCP_USER_TIMEOUT) == 1000
+    assert option(served, socket.TCP_USER_TIMEOUT) == 60_000
+    assert option(served, socket.TCP_NODELAY)
+
+
+def test_a_client_that_reads_nothing_is_cut_by_the_kernel(hasty):
+    with Wire(hasty.port, receive_buffer=4096) as wire:
+        wire.send(get("/flood"))
+        eventually(lambda: connection_of(hasty, wire), "it does not connect")
+        eventually(lambda: not connection_of(hasty, wire), "it is not cut")
+
+
+def connection_of(server: Served, wire: Wire) -> list[GatewayProtocol]:
+    return [c for c in server.connections if c.client and c.client[1] == wire.port]
+
+
+def test_a_refusal_can_be_read_through_tls(tmp_path):
+    """TLS cannot close one side alone: the client sees the end when we have lingered."""
+    authority = Authority(tmp_path)
+    certificate = str(authority.signed("server"))
+    files = {"ssl_certfile": certificate, "ssl_keyfile": certificate}
+    with serving(app, Hasty, uvloop.new_event_loop, **files) as served, Wire(served.port) as wire:
+        wire.socket = authority.context().wrap_socket(wire.socket, server_hostname="localhost")
+        wire.send(get("/"))
+        assert wire.answer().status == 200
+        wire.send(get("/", b"X: " + b"a" * 1024 * KIB))
+        assert wire.answer().problem["status"] == 431
+        eventually(lambda: not served.connections, "it lingers for ever")
+
+
+# Any bytes
+
+
+class Recorder(asyncio.Transport):
+    """A transport that nobody reads from; `written` is what was sent to the client."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.closing = False
+
+    def write(self, data) -> None:
+        assert not self.closing
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        self.closing = True
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    abort = close
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+
+PIECES = [
+    *[request for _, request in REFUSED.values() if len(request) < KIB],
+    *[get("/"), get("/echo"), post(b"Content-Length: 3", body=b"abc"), get("/", method="HEAD")],
+    *[post(CHUNKED, body=b"3\r\nabc\r\n0\r\n\r\n"), post(CHUNKED), get("http://a/b")],
+    *[b"\r\n", b"\n", b"\0", b"\xff", b" ", b"0\r\n\r\n", b"GET ", b"Host: a\r\n", b"X: y\r\n\r\n"],
+    get("/", b"Connection: Upgrade", b"Upgrade: h2c"),
+]
+
+
+def answers_to(pieces: list[bytes]) -> bytes:
+    """What a connection says to these, when all came before the application has run."""
+
+    async def talk() -> bytes:
+        config = uvicorn.Config(app, lifespan="off", access_log=False, log_level="critical")
+        protocol = GatewayProtocol(config, ServerState(), {})
+        transport = Recorder()
+        protocol.connection_made(transport)
+        for piece in pieces:
+            if not transport.closing:
+                protocol.data_received(piece)
+        for _ in range(60):
+            await asyncio.sleep(0)
+        protocol.connection_lost(None)
+        await asyncio.gather(*protocol.tasks, return_exceptions=True)
+        return transport.written
+
+    return asyncio.run(talk())
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=9), max_size=6), st.data())
+def test_any_bytes_get_the_same_answers_however_they_are_cut(pieces, data):
+    sent = b"".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sent)), max_size=8)))
+    cut = [sent[a:b] for a, b in zip([0, *cuts], [*cuts, len(sent)], strict=True)]
+    whole = answers_to([sent])
+    assert answers_to(cut) == whole
+    assert whole.count(b"HTTP/1.1 ") <= len(pieces) * 3
+    for line in whole.split(b"\r\n"):
+        if line.startswith(b"HTTP/1.1 "):
+            assert line.split()[1] in (b"200", b"400", b"404", b"413", b"501", b"505"), line

@@ -1,0 +1,184 @@
+"""The supervisor, with workers that are small programs of the test's own; real ones are in
+tests/e2e/test_workers.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from support.until import until
+
+from gateway.config import Settings
+from gateway.web.workers import supervisor as workers
+from gateway.web.workers.listening import bind_shared
+from gateway.web.workers.supervisor import Supervisor, private_folder
+
+# Says its number and pid, comes to the bus, and does as it is told by ACTS.
+PROGRAM = """
+import os, pickle, signal, socket, sys, time
+number = int(sys.argv[1])
+sys.stdin.buffer.read(4)  # the length
+job = pickle.load(sys.stdin.buffer)
+acts = {acts!r}
+if "ends" in acts:
+    sys.exit(acts["ends"])
+if acts.get("deaf") == number:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+else:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(acts.get("status", 0)))
+bus = socket.socket(socket.AF_UNIX)
+bus.connect(str(job.path))
+bus.sendall(b'["hello",%d]\\n' % number)
+assert socket.socket(fileno=job.listening).getsockname()[1]
+with open({log!r}, "a") as log:
+    print(number, os.getpid(), file=log, flush=True)
+if acts.get("crashes") == number:
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    time.sleep(60)
+"""
+
+
+class Running:
+    """ended: the exit status, once it is over."""
+
+    def __init__(self, supervisor: Supervisor, log: Path) -> None:
+        self.supervisor = supervisor
+        self.ended = asyncio.create_task(supervisor.run())
+        self._log = log
+
+    def starts(self, number: int) -> list[int]:
+        """The pids that a worker has had."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [int(line.split()[1]) for line in lines if line.split()[0] == str(number)]
+
+    async def started(self, count: int = 3) -> None:
+        await until(
+            lambda: all(self.starts(n) for n in range(1, count + 1)) or self.ended.done(),
+            "the workers",
+            60,
+        )
+
+    async def end(self, number: int = signal.SIGTERM) -> int:
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(60):
+            return await self.ended
+
+
+@asynccontextmanager
+async def supervised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int = 3, **acts: int
+) -> AsyncIterator[Running]:
+    program, log = tmp_path / "worker.py", tmp_path / "log"
+    program.write_text(PROGRAM.format(acts=acts, log=str(log)))
+    monkeypatch.setattr(workers, "COMMAND", (sys.executable, str(program)))
+    settings = Settings.model_validate(
+        {
+            "listen": {"port": 0, "workers": count, "drainTimeout": "100ms"},
+            "kafka": {"servers": ["localhost:1"]},
+        }
+    )
+    sockets = bind_shared("127.0.0.1", 0, count)
+    before = set(psutil.Process().children())  # brokers of other tests, perhaps
+    with private_folder() as folder:
+        running = Running(Supervisor(settings, frozenset(), sockets, folder / "bus"), log)
+        try:
+            yield running
+        finally:
+            running.ended.cancel()
+            await asyncio.gather(running.ended, return_exceptions=True)
+            assert set(psutil.Process().children()) <= before, "a worker was left behind"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_told_to_end_it_ends_all_with_status_0(tmp_path, monkeypatch, number):
+    async with supervised(tmp_path, monkeypatch) as running:
+        await running.started()
+        assert await running.end(number) == 0
+
+
+async def test_one_that_ended_badly_is_told_by_the_status(tmp_path, monkeypatch):
+    async with supervised(tmp_path, monkeypatch, status=3) as running:
+        await running.started()
+        assert await running.end() == 1
+
+
+async def test_one_that_does_not_end_is_killed_and_the_status_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "GRACE", 0.5)
+    async with supervised(tmp_path, monkeypatch, deaf=2) as running:
+        await running.started()
+        assert await running.end() == 1
+
+
+async def test_what_ends_the_first_at_its_start_ends_all_with_its_status(tmp_path, monkeypatch):
+    """A wrong configuration is not put right by trying again."""
+    async with supervised(tmp_path, monkeypatch, ends=78) as running:
+        async with asyncio.timeout(60):
+            assert await running.ended == 78
+
+
+async def test_one_that_crashed_is_started_again_at_once_and_the_others_go_on(
+    tmp_path, monkeypatch
+):
+    async with supervised(tmp_path, monkeypatch) as running:
+        await running.started()
+        for _ in range(2):  # and once more, later
+            before = running.starts(2)
+            os.kill(before[-1], signal.SIGKILL)
+            await until(lambda before=before: len(running.starts(2)) > len(before), "2", 60)
+        assert len(running.starts(1)) == len(running.starts(3)) == 1
+        assert await running.end() == 0
+
+
+async def test_one_that_crashes_again_and_again_is_started_less_and_less_often(
+    tmp_path, monkeypatch, caplog
+):
+    """Its socket is closed meanwhile: clients that connect go to the others, not into a queue
+    that nobody serves."""
+    monkeypatch.setattr(workers, "LONGEST", 0.4)
+    async with supervised(tmp_path, monkeypatch, crashes=1) as running:
+        await running.started()
+        worker = running.supervisor._workers[0]
+        await until(lambda: worker.listening is None, "its socket is closed", 60, 0)
+        await until(lambda: len(running.starts(1)) > 4, "it is started again", 60)
+        assert len(running.starts(2)) == 1
+        await running.end()
+    told = [record.getMessage() for record in caplog.records if "another starts" in record.msg]
+    assert "another starts in 0.0 s" in told[0] and "ended with status -9" in told[0]
+    assert all("another starts in 0.0 s" not in each for each in told[1:])
+
+
+async def test_it_is_told_to_end_while_one_waits_to_be_started_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers.random, "uniform", lambda low, high: 600.0 if high else 0.0)
+    async with supervised(tmp_path, monkeypatch, crashes=1) as running:
+        worker = running.supervisor._workers[0]
+        await until(lambda: worker.crashes > 1, "it waits", 60)
+        assert await running.end() == 0
+
+
+async def test_a_key_pressed_in_the_terminal_reaches_the_supervisor_alone(tmp_path, monkeypatch):
+    """^C means: drain. Heard twice, from the terminal too, it would mean: at once."""
+    async with supervised(tmp_path, monkeypatch) as running:
+        await running.started()
+        groups = {os.getpgid(running.starts(n)[-1]) for n in (1, 2, 3)}
+        assert os.getpgid(0) not in groups
+        assert await running.end() == 0
+
+
+@pytest.mark.parametrize("length", [10, 200])
+def test_the_folder_of_the_bus_has_a_path_that_a_socket_can_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int
+):
+    folder = tmp_path / ("x" * length)
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    with private_folder() as made:
+        assert len(str(made / "bus")) < 100
+    assert not made.exists() and not list(folder.iterdir())
