@@ -1,0 +1,206 @@
+"""How readable the source is, as counts: `python -m bench.source [DIRECTORY ...]`.
+
+Prints one column per directory that holds `gateway/` and `tests/`, so that two checkouts stand side
+by side. The counts are symptoms, not the aim: they show where to look. Function names are counted
+once per definition; dunder methods and decorated overloads are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LONG_FUNCTION = 40  # lines
+LARGE_CLASS = 15  # methods
+
+# Participles that do not end in -ed, and words that do and are none.
+_IRREGULAR = """
+begun bought broken brought built caught chosen done drawn driven fed felt found forgotten
+given gone grown heard held hidden kept known laid led left lent lost made meant met paid
+rewritten said seen sent shown shut spent sprung stood struck sworn taken taught thought told
+took torn understood woken won worn written went gave came
+"""
+IRREGULAR = frozenset(_IRREGULAR.split())
+NO_PARTICIPLES = frozenset({"embed", "exceed", "feed", "need", "proceed", "seed", "shed", "speed"})
+FRAGMENT = re.compile(
+    r"(What|Of|Where|As|It|Those|Who|Whose|Whom|Which|How|When|With|Without|For|From|By|At|In|On|"
+    r"To|Until|Also|And|But|The|A|An|All|Each|Every|No|Not|None|Nothing|One|Only|Once|That|This|"
+    r"These|They|Its|If|Is|Are|So|Such|Some)\b"
+)
+
+
+@dataclass
+class Counts:
+    """What was counted in one checkout."""
+
+    lines: int = 0
+    modules: int = 0
+    largest_folder: int = 0
+    circles: int = 0
+    functions: int = 0
+    long_functions: int = 0
+    large_classes: int = 0
+    public: int = 0
+    one_word: int = 0
+    participles: int = 0
+    docstrings: int = 0
+    fragments: int = 0
+    comments: int = 0
+    test_lines: int = 0
+    edges: dict[str, set[str]] = field(default_factory=dict)
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield what is printed: a label, and the count as text."""
+        yield "source lines", f"{self.lines:,}"
+        yield "modules", f"{self.modules:,}"
+        yield "largest folder, modules", str(self.largest_folder)
+        yield "import circles, also for types", str(self.circles)
+        yield f"functions of {LONG_FUNCTION} lines and more", str(self.long_functions)
+        yield f"classes of {LARGE_CLASS} public methods and more", str(self.large_classes)
+        yield "public functions of one word", _share(self.one_word, self.public)
+        yield "functions that are a bare participle", _share(self.participles, self.functions)
+        yield "docstrings that begin with a fragment", _share(self.fragments, self.docstrings)
+        yield "comments per 100 lines", f"{100 * self.comments / max(1, self.lines):.1f}"
+        yield "test lines", f"{self.test_lines:,}"
+
+
+def measure(root: Path) -> Counts:
+    """Count everything in the checkout at `root`."""
+    counts = Counts()
+    paths = sorted((root / "gateway").rglob("*.py"))
+    names = {_module(root, path) for path in paths}
+    folders: dict[Path, int] = {}
+    for path in paths:
+        text = path.read_text("utf-8")
+        tree = ast.parse(text)
+        counts.modules += 1
+        counts.lines += text.count("\n")
+        counts.comments += _comments(text)
+        folders[path.parent] = folders.get(path.parent, 0) + (path.stem != "__init__")
+        counts.edges[_module(root, path)] = set(_imports(tree, _module(root, path), path, names))
+        _count_names(tree, counts)
+    counts.largest_folder = max(folders.values(), default=0)
+    counts.circles = len(list(find_circles(counts.edges)))
+    tests = (root / "tests").rglob("*.py")
+    counts.test_lines = sum(path.read_text("utf-8").count("\n") for path in tests)
+    return counts
+
+
+def find_circles(edges: Mapping[str, Iterable[str]]) -> Iterator[set[str]]:
+    """Yield the modules of each import circle: strongly connected components (Tarjan, 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in edges.get(module, ()):
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            circle: set[str] = set()
+            while module not in circle:
+                circle.add(stack.pop())
+            if len(circle) > 1:
+                found.append(circle)
+
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)
+    try:
+        for module in edges:
+            if module not in index:
+                visit(module)
+    finally:
+        sys.setrecursionlimit(limit)
+    yield from found
+
+
+def is_bare_participle(name: str) -> bool:
+    """Return whether a function's name is nothing but a participle: `told`, `_made`."""
+    word = name.strip("_")
+    if "_" in word or word in NO_PARTICIPLES:
+        return False
+    return word in IRREGULAR or (word.endswith("ed") and len(word) > 3)
+
+
+def _count_names(tree: ast.Module, counts: Counts) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            methods = [each for each in node.body if _is_function(each)]
+            named = [each for each in methods if not each.name.startswith("_")]  # type: ignore[attr-defined]
+            counts.large_classes += len(named) >= LARGE_CLASS
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if node.name.startswith("__"):
+            continue
+        counts.functions += 1
+        counts.long_functions += (node.end_lineno or 0) - node.lineno + 1 >= LONG_FUNCTION
+        counts.participles += is_bare_participle(node.name)
+        if not node.name.startswith("_"):
+            counts.public += 1
+            counts.one_word += "_" not in node.name
+        docstring = ast.get_docstring(node)
+        if docstring:
+            counts.docstrings += 1
+            counts.fragments += FRAGMENT.match(docstring) is not None
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+
+
+def _comments(text: str) -> int:
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return sum(token.type == tokenize.COMMENT for token in tokens)
+
+
+def _module(root: Path, path: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _imports(tree: ast.Module, module: str, path: Path, names: set[str]) -> Iterator[str]:
+    """Yield the modules that one imports, also inside functions and for type checkers."""
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        base = node.module or ""
+        if node.level:
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            base = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            full = f"{base}.{alias.name}"
+            if full in names:
+                yield full
+            elif base in names and base != package:  # a package's own module imports its parts
+                yield base
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({100 * part / max(1, whole):.0f} %)"
+
+
+def main(directories: list[str]) -> None:
+    """Print a table: one column for each directory, this checkout where none is named."""
+    roots = [Path(each) for each in directories] or [ROOT]
+    columns = [dict(measure(root).rows()) for root in roots]
+    width = max(len(label) for label in columns[0])
+    for label in columns[0]:
+        print(f"{label:<{width}}", *(f"{column[label]:>22}" for column in columns))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

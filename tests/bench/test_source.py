@@ -1,0 +1,46 @@
+"""The counts of bench.source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.source import find_circles, is_bare_participle, measure
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("told", True),
+        ("_made", True),
+        ("refused", True),
+        ("feed", False),
+        ("is_closed", False),
+        ("read", False),
+        ("red", False),
+    ],
+)
+def test_bare_participles_are_told_from_verbs(name: str, is_one: bool):
+    assert is_bare_participle(name) is is_one
+
+
+def test_circles_are_found_of_any_length():
+    edges = {"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": [], "e": ["f"], "f": ["e"]}
+    assert sorted(map(sorted, find_circles(edges))) == [["a", "b", "c"], ["e", "f"]]
+
+
+def test_a_checkout_is_counted(tmp_path: Path):
+    package = tmp_path / "gateway" / "hub"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text('"""A package."""\n')
+    (package / "one.py").write_text(
+        "from . import two  # why\n\ndef told(): ...\n\ndef write_chunk():\n    '''What comes.'''\n"
+    )
+    (package / "two.py").write_text(
+        "if TYPE_CHECKING:\n    from .one import told\n\ndef _made():\n    '''Make it.'''\n"
+    )
+    counts = measure(tmp_path)
+    assert (counts.modules, counts.largest_folder, counts.circles) == (3, 2, 1)
+    assert (counts.public, counts.one_word, counts.participles) == (2, 1, 2)
+    assert (counts.docstrings, counts.fragments, counts.comments) == (2, 1, 1)
