@@ -59,7 +59,7 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy, strict
 	$(BIN)/mypy
 
-layers: $(READY) ## a floor imports only floors below it
+layers: $(READY) ## a layer imports only layers below it
 	$(BIN)/lint-imports
 
 format: $(READY) ## rewrite as ruff likes it

@@ -11,6 +11,8 @@ or mounted in one that serves HTTP: `create_app`. Names are imported when they a
 
 from __future__ import annotations
 
+from .version import __version__
+
 TYPE_CHECKING = False  # typing itself would take most of the time: 10 ms instead of 1.4
 if TYPE_CHECKING:
     from .api.events import Begin, End, Event, Fault, Gap, Position, Ready, Record
@@ -51,8 +53,6 @@ if TYPE_CHECKING:
     from .kafka.embedded import EmbeddedKafka
     from .web.access import Access, Grant, Granted
     from .web.app.app import Application, create_app
-
-__version__ = "0.1.0"
 
 _ROOMS = {
     "api.events": "Begin End Event Fault Gap Position Ready Record",

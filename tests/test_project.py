@@ -97,15 +97,15 @@ def test_the_top_level_holds_only_what_it_may():
     assert {"pyproject.toml", "gateway", "tests"} <= top or not (ROOT / ".git").exists()
 
 
-def test_every_room_has_its_floor():
+def test_every_package_has_its_layer():
     (contract,) = PROJECT["tool"]["importlinter"]["contracts"]
     named = re.findall(r"[a-z_]+", " ".join(contract["layers"]))
-    rooms = {
+    packages = {
         path.stem
         for path in (ROOT / "gateway").iterdir()
         if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert rooms - {"__init__", "__main__"} <= set(named)
+    assert packages - {"__init__", "__main__"} <= set(named)
     assert contract["exhaustive"]
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from gateway import __version__
+from gateway.version import __version__
 
 from . import broker, check, demo, dlq, pipeline, produce, reload, replay, run, sidecar, tail
 from .commands import CONFIG, FAILURE, INTERRUPTED, Commands

@@ -1,4 +1,4 @@
-"""The sidecar beside the streams: what the floors below it do not know of each other."""
+"""The sidecar beside the streams: what the layers below it do not know of each other."""
 
 from __future__ import annotations
 

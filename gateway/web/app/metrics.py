@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import __version__
 from gateway.config import Influx, Settings
 from gateway.hub import figures as of_hubs
 from gateway.hub.fanout.hubs import Hubs
@@ -21,6 +20,7 @@ from gateway.telemetry.figures import Figures
 from gateway.telemetry.lateness import Lateness
 from gateway.telemetry.process import process
 from gateway.telemetry.prometheus import expose
+from gateway.version import __version__
 from gateway.web.http import problems
 from gateway.web.routing.limits import Limits
 from gateway.web.workers.bus import Bus

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway import __version__
 from gateway.config import PathPattern, Settings
+from gateway.version import __version__
 
 from . import messages
 from .description import MULTIPLEX, NDJSON, SSE, SUBPROTOCOL, Parameter, Stream, Transport, streams

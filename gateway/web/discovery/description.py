@@ -13,11 +13,11 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from gateway import __version__
 from gateway.config import Route, Settings
 from gateway.config.source.template import Template
 from gateway.config.types.path import PathPattern
 from gateway.config.types.units import show_duration
+from gateway.version import __version__
 
 from .exchanges import exchanges
 from .ways import Way, schemes

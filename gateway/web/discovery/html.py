@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from gateway import __version__
 from gateway.config import Settings
+from gateway.version import __version__
 
 from .description import NO_ROUTES, Example, Parameter, Stream, streams
 from .exchanges import Exchange, exchanges
