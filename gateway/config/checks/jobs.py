@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from gateway.config.source.expression import nearest
@@ -11,6 +12,10 @@ from gateway.config.types.section import Problem
 
 Way = tuple[str | int, ...]
 INPUTS = ("from", "left", "right")
+MAX_NAME_LENGTH = 249  # characters of the name of a topic, as Kafka takes them
+# What jobs append to the names of topics for those that they write beside their rows.
+INPUT_SUFFIXES = (".dlq", ".late")
+OUTPUT_SUFFIXES = (".ledger", ".gaps", ".dlq")
 
 
 def jobs(raw: Mapping[str, Any]) -> Iterator[Problem]:
@@ -25,7 +30,8 @@ def jobs(raw: Mapping[str, Any]) -> Iterator[Problem]:
                 what = f"'{name}' is the name of jobs[{first[name]}], too; give it another"
                 yield Problem((*way, "name"), what)
             first.setdefault(name, index)
-        for problem in (*_realtime(_map(job)), *_named(raw, _map(job)), *_circle(_map(job))):
+        checks = (_realtime(_map(job)), _named(raw, _map(job)), _circle(_map(job)))
+        for problem in chain(*checks, _check_lengths(_map(job))):
             yield problem._replace(way=(*way, *problem.way))
 
 
@@ -69,6 +75,19 @@ def _circle(job: Mapping[str, Any]) -> Iterator[Problem]:
     read = [(part.get("kafka"), part.get("topic")) for way, part in _parts(job) if way != ("to",)]
     if isinstance(to.get("topic"), str) and (to.get("kafka"), to["topic"]) in read:
         yield Problem(("to", "topic"), f"the job reads {shown(to['topic'])}, too; write to another")
+
+
+def _check_lengths(job: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield topics whose names leave no room for what a job appends: found when the first dead
+    letter is written, it would end the job."""
+    for way, part in _parts(job):
+        topic = part.get("topic")
+        suffixes = OUTPUT_SUFFIXES if way == ("to",) else INPUT_SUFFIXES
+        longest = MAX_NAME_LENGTH - max(map(len, suffixes))
+        if isinstance(topic, str) and len(topic) > longest:
+            what = f"the name has {len(topic)} characters; take one of at most {longest}"
+            why = f"the job also writes to topics of this name with {' or '.join(suffixes)}"
+            yield Problem((*way, "topic"), f"{what}, as {why}")
 
 
 def _map(value: Any) -> Mapping[str, Any]:

@@ -25,7 +25,8 @@ _FINAL: Mapping[tuple[str, ...], str] = {
         "RecordBatchTooLargeException",
     ): "raise max.message.bytes of the topic, or make its rows smaller",
     ("INVALID_RECORD", "InvalidRecordException"): (
-        "a compacted topic takes no row without a key: set to.key"
+        "a compacted topic takes no record without a key: set to.key for rows; a topic of dead "
+        "letters or late records (.dlq, .late) must have cleanup.policy=delete"
     ),
     ("POLICY_VIOLATION", "PolicyViolationException"): "the cluster's policy must allow it",
     ("TOPIC_AUTHORIZATION_FAILED", "TopicAuthorizationException"): (

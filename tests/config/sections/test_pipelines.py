@@ -55,6 +55,8 @@ def test_what_was_read_is_written_as_it_can_be_read_again():
         ([SESSIONS[:-1] + ", trigger: realtime}"], "add guarantee: at-least-once"),
         ([SESSIONS[:-1] + ", trigger: soon}"], "'soon' is not a duration"),
         ([SESSIONS.replace("topic: visits", "topic: clicks")], "the job reads 'clicks', too"),
+        ([SESSIONS.replace("clicks", "c" * 245)], "has 245 characters; take one of at most 244"),
+        ([SESSIONS.replace("topic: visits", f"topic: {'v' * 243}")], "take one of at most 242"),
         ([SESSIONS.replace("topic: visits", "topic: v, kafka: x")], "unknown cluster 'x'"),
         ([SESSIONS.replace("topic: visits", "topic: v, model: avro")], "avro needs a schema"),
         (
