@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ class Record(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
+    lacks_headers: bool = False  # it has some that cannot be read: see `_read_headers`
 
     @property
     def size(self) -> int:
@@ -39,17 +40,24 @@ def is_readable(timestamp: int) -> bool:
 
 
 def read_run(
-    client: Mapping[str, Any], topic: str, partition: int, offset: int
+    client: Mapping[str, Any],
+    topic: str,
+    partition: int,
+    offset: int,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[list[Record]]:
     """Yield the records that Spark cannot read from an offset on, up to the first one it can read.
 
-    Only committed records are read. A producer with a wrong clock writes many of them in a row.
+    Only committed records are read. A producer with a wrong clock writes many of them in a row, and
+    may write them faster than they are read here.
 
     Args:
         client: librdkafka's properties of the cluster.
         topic: The topic's name.
         partition: The number of the partition.
         offset: Where to begin. Nothing is yielded if there is no such record there.
+        should_stop: Asked after each record: return whether to yield it and those before, and end.
 
     Yields:
         Chunks of at most `CHUNK_RECORDS` records and about `CHUNK_BYTES`.
@@ -60,15 +68,18 @@ def read_run(
     chunk: list[Record] = []
     size = 0
     first = True
-    for record in _read(client, topic, partition, offset):
-        if is_readable(record.timestamp) or (first and record.offset != offset):
+    for message in _read(client, topic, partition, offset):
+        if _is_message_readable(message) or (first and message.offset() != offset):
             break
         first = False
-        chunk.append(record)
-        size += record.size
-        if len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
+        chunk.append(_record(message))
+        size += chunk[-1].size
+        stop = should_stop()
+        if stop or len(chunk) >= CHUNK_RECORDS or size >= CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
+        if stop:
+            break
     if chunk:
         yield chunk
 
@@ -90,12 +101,13 @@ def find_next(
     """
     if start >= end:
         return None
-    for record in islice(_read(client, topic, partition, start), LOOK_RECORDS):
-        if record.offset >= end:
+    for message in islice(_read(client, topic, partition, start), LOOK_RECORDS):
+        offset: int = message.offset()
+        if offset >= end:
             return None
-        if not is_readable(record.timestamp):
-            return record.offset
-        if record.offset == end - 1:
+        if not _is_message_readable(message):
+            return offset
+        if offset == end - 1:
             return None
     return None
 
@@ -111,19 +123,19 @@ _READING: Mapping[str, Any] = {
 }
 
 
-def _read(client: Mapping[str, Any], topic: str, partition: int, offset: int) -> Iterator[Record]:
-    """Yield the committed records of a partition from an offset to its end."""
+def _read(client: Mapping[str, Any], topic: str, partition: int, offset: int) -> Iterator[Any]:
+    """Yield the committed records of a partition, as messages, from an offset to its end."""
     consumer = Consumer({**client, **_READING})
     consumer.assign([TopicPartition(topic, partition, offset)])
     try:
-        while (record := _next(consumer)) is not None:
-            yield record
+        while (message := _next(consumer)) is not None:
+            yield message
     finally:
         consumer.close()
 
 
-def _next(consumer: Any) -> Record | None:
-    """Return the next record; None at the end of the partition."""
+def _next(consumer: Any) -> Any:
+    """Return the next message; None at the end of the partition."""
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         message = consumer.poll(0.5)
@@ -131,12 +143,33 @@ def _next(consumer: Any) -> Record | None:
             continue
         error = message.error()
         if error is None:
-            headers = list(message.headers() or [])
-            _, timestamp = message.timestamp()
-            place = message.offset(), timestamp
-            return Record(*place, message.key(), message.value(), headers)
+            return message
         if error.code() == KafkaError._PARTITION_EOF:
             return None
         if error.fatal() or not error.retriable():
             raise KafkaException(error)
     raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the topic cannot be read"))
+
+
+def _is_message_readable(message: Any) -> bool:
+    _, timestamp = message.timestamp()
+    return is_readable(timestamp)
+
+
+def _record(message: Any) -> Record:
+    _, timestamp = message.timestamp()
+    headers = _read_headers(message)
+    place = message.offset(), timestamp
+    return Record(*place, message.key(), message.value(), headers or [], headers is None)
+
+
+def _read_headers(message: Any) -> list[tuple[str, bytes | None]] | None:
+    """Return the headers of a message; None where the client cannot read them.
+
+    Kafka takes any bytes as the name of a header. confluent_kafka (2.16.1) decodes all names of a
+    record or none: of one that is not UTF-8 it raises SystemError from UnicodeDecodeError.
+    """
+    try:
+        return list(message.headers() or [])
+    except (SystemError, UnicodeError):
+        return None

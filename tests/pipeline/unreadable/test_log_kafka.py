@@ -1,0 +1,35 @@
+"""Unreadable records as librdkafka reads them, from a real Kafka; without Spark."""
+
+from __future__ import annotations
+
+import pytest
+from support.brokers import Broker
+from support.raw_produce import produce_raw
+from support.record_sets import Item
+
+from gateway.pipeline.unreadable.log import find_next, read_run
+
+ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"}
+BEYOND = 2**60
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", b"\xed\xa0\x80"])
+def test_names_of_headers_may_be_any_bytes(kafka: Broker, name: bytes):
+    """confluent_kafka raised SystemError for any record with such a header: the job failed."""
+    topic = kafka.topic(configs=ANY_TIME)
+    client = {"bootstrap.servers": kafka.servers}
+    headers = [(name, b"1")]
+    items = [
+        Item(0, b"a", b"k", 1, headers),
+        Item(1, b"b", b"k", BEYOND, headers),
+        Item(2, b"c", b"k", BEYOND, [(b"h", b"1")]),
+        Item(3, b"d", b"k", 1, headers),
+    ]
+    produce_raw(kafka.servers, topic, 0, items)
+    assert find_next(client, topic, 0, 0, 4) == 1
+    assert find_next(client, topic, 0, 3, 4) is None
+    (found,) = read_run(client, topic, 0, 1)
+    assert [(each.value, each.headers, each.lacks_headers) for each in found] == [
+        (b"b", [], True),
+        (b"c", [("h", b"1")], False),
+    ]
