@@ -102,6 +102,8 @@ def _letter(
     """Return the key, the value and the headers: as of `side.letters`."""
     place = origin.topic.name, origin.partition, record.offset, record.timestamp
     reason = f"its timestamp, {record.timestamp} ms, is beyond what Spark reads"
+    if record.lacks_headers:
+        reason += "; its headers are left out, as a name of them is not UTF-8"
     origins = [f"X-Origin-{each.title()}" for each in PLACE]
     told = zip([*origins, INPUT, REASON], [*place, origin.name, reason], strict=True)
     headers = [*record.headers, *((name, str(value).encode()) for name, value in told)]
