@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from gateway.config import Kafka
-from gateway.errors import PipelineUnavailable
+from gateway.errors import PipelineUnavailable, TopicMissing
 from gateway.pipeline.run.failures import of_kafka
 from gateway.pipeline.spark.connect import client, servers
 
@@ -33,7 +34,7 @@ def present(kafka: Kafka, within: float = PATIENCE) -> dict[str, int]:
     from confluent_kafka import KafkaException
 
     try:
-        told = _admin(client(kafka)).list_topics(timeout=within)
+        told = connect(client(kafka)).list_topics(timeout=within)
     except KafkaException as error:
         raise of_kafka(f"Kafka at {servers(kafka)} does not answer", error) from error
     return {name: len(each.partitions) for name, each in told.topics.items() if not each.error}
@@ -61,7 +62,7 @@ def create(options: Mapping[str, Any], name: str, partitions: int | None = None)
     from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]  # it is there
 
     wanted = NewTopic(name, num_partitions=partitions or -1, replication_factor=-1)
-    admin = _admin(options)  # held: one that is let go ends what it was asked
+    admin = connect(options)  # held: one that is let go ends what it was asked
     try:
         admin.create_topics([wanted])[name].result(PATIENCE)
         log.info("topic %s is made", name)
@@ -76,13 +77,41 @@ def describe(options: Mapping[str, Any], name: str) -> Topic:
     Raises:
         PipelineError: As of `create`.
     """
-    from confluent_kafka import KafkaException, TopicCollection
+    admin = connect(options)  # held, as in `create`
+    return await_topic(request_topic(admin, name), name)
 
-    admin = _admin(options)  # held, as in `create`
+
+def request_topic(admin: Any, name: str) -> Future[Any]:
+    """Ask Kafka for a topic.
+
+    Args:
+        admin: As of `connect`; to be held until the answer is there.
+        name: Of the topic.
+
+    Returns:
+        What `await_topic` takes.
+    """
+    from confluent_kafka import TopicCollection
+
+    asked = admin.describe_topics(TopicCollection([name]), request_timeout=PATIENCE)
+    answer: Future[Any] = asked[name]
+    return answer
+
+
+def await_topic(answer: Future[Any], name: str) -> Topic:
+    """Return a topic once Kafka has answered.
+
+    Raises:
+        TopicMissing: There is none of this name.
+        PipelineError: As of `create`.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
     try:
-        asked = admin.describe_topics(TopicCollection([name]), request_timeout=PATIENCE)
-        found = asked[name].result(PATIENCE)
+        found = answer.result(PATIENCE)
     except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise TopicMissing(f"topic {name} does not exist") from error
         raise of_kafka(f"topic {name} cannot be asked for", error) from error
     return Topic(name, str(found.topic_id), len(found.partitions))
 
@@ -97,7 +126,7 @@ def max_message_bytes(options: Mapping[str, Any], name: str) -> int:
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-    admin = _admin(options)
+    admin = connect(options)
     asked = ConfigResource(ResourceType.TOPIC, name)
     try:
         found = admin.describe_configs([asked], request_timeout=PATIENCE)[asked].result(PATIENCE)
@@ -109,7 +138,8 @@ def max_message_bytes(options: Mapping[str, Any], name: str) -> int:
         return MAX_MESSAGE_BYTES
 
 
-def _admin(options: Mapping[str, Any]) -> Any:
+def connect(options: Mapping[str, Any]) -> Any:
+    """Return an AdminClient of librdkafka's properties."""
     from confluent_kafka.admin import AdminClient
 
     quiet = {"log_level": 2, "logger": logging.getLogger(f"{__name__}.librdkafka")}

@@ -66,6 +66,10 @@ class Sources(NamedTuple):
         start, end = self._parts(batch.start, name), self._parts(batch.end, name)
         return batch._replace(start=start, end=end)
 
+    def directory(self, line: int) -> int:
+        """Return the number of the directory `sources/<n>` of a line."""
+        return self.numbers.index(self.lines[line])
+
     def _parts(self, parts: Sequence[Offsets], name: str) -> tuple[Offsets, ...]:
         names = self.lines if len(parts) == len(self.lines) else self.numbers
         return tuple(part for each, part in zip(names, parts, strict=True) if each == name)
@@ -98,7 +102,7 @@ class Checkpoint:
         if number == 0:
             return Batch(number, self.initial() or tuple({} for _ in ends), ends, 0)
         head, *before = self._lines(number - 1)
-        starts = tuple(_offsets(line) for line in before)
+        starts = tuple(parse_offsets(line) for line in before)
         return Batch(number, starts, ends, int(_object(head).get("batchWatermarkMs", 0)))
 
     def mark(self, number: int) -> str:
@@ -107,7 +111,7 @@ class Checkpoint:
         return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
     def _ends(self, number: int) -> tuple[Offsets, ...]:
-        ends = tuple(_offsets(line) for line in self._lines(number)[1:])
+        ends = tuple(parse_offsets(line) for line in self._lines(number)[1:])
         text = self._text(f"{UNREADABLE}/{number}")
         real = json.loads(text)["ends"] if text else [{}] * len(ends)
         return tuple({**end, **places(part)} for end, part in zip(ends, real, strict=True))
@@ -127,7 +131,7 @@ class Checkpoint:
         texts: list[str] = []
         while (text := self._text(f"sources/{len(texts)}/0")) is not None:
             texts.append(text)
-        return tuple(_offsets(text[max(0, text.find("{")) :]) for text in texts)
+        return tuple(parse_offsets(text[max(0, text.find("{")) :]) for text in texts)
 
     def _text(self, name: str) -> str | None:
         if self._local is not None:
@@ -152,9 +156,17 @@ class Checkpoint:
         return self._spark.sparkContext
 
 
-def _offsets(line: str) -> Offsets:
-    """A line of Kafka's source: {"topic": {"0": 12}}; `-` where it had none yet."""
+def parse_offsets(line: str) -> Offsets:
+    """Return the offsets of a source: of `{"topic": {"0": 12}}`, or of `-` where it had none."""
     return places(_object(line) if line.startswith("{") else {})
+
+
+def format_offsets(offsets: Offsets) -> str:
+    """Return the line of a source, as `parse_offsets` reads it."""
+    topics: dict[str, dict[str, int]] = {}
+    for (topic, partition), offset in sorted(offsets.items()):
+        topics.setdefault(topic, {})[str(partition)] = offset
+    return json.dumps(topics, separators=(",", ":"))
 
 
 def places(topics: Mapping[str, Mapping[str, int]]) -> Offsets:

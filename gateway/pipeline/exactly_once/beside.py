@@ -29,7 +29,7 @@ from .gaps import Gaps
 from .ledger import Ledger, opened
 from .producers import Interrupted, Transactional
 from .recreated import Rewound, remember
-from .side import Kind, Late, Side, topic_of
+from .side import Kind, Late, Side, since_rewound, topic_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -193,7 +193,16 @@ class Beside:
             parts = [each for each in parts if each.batch.number > done]
         some = [at for at, each in enumerate(parts) if each.known is None or each.known.get(count)]
         wanted = parts[some[0] : some[-1] + 1] if some else []
-        return [self._sources.select(each.batch, name) for each in wanted]
+        batches = [self._sources.select(each.batch, name) for each in wanted]
+        found = since_rewound(batches)
+        if len(found) < len(batches):
+            first, last = batches[0].number, batches[-len(found) - 1].number
+            log.warning(
+                "%s: %s records of batches %d to %d of %s are gone, if there were any, as the "
+                "topic was recreated before they were looked for",
+                *(self._job, "late" if kind == "late" else "invalid", first, last, name),
+            )
+        return list(found)
 
     def _told(self, epoch: int) -> None:
         """Into the ledger. What fails here is only looked at again."""

@@ -1,27 +1,117 @@
-"""Input topics that were deleted and made anew: their positions are of records that are gone.
+"""Input topics that were deleted and recreated: their positions are of records that are gone.
 
 Spark knows topics by their names, so it would pass over the records of the new topic up to the old
 position. `topics.json` beside the checkpoint's own files has the id of each input's topic. Where it
 is another one by now, the last offsets of that input are set to the new topic's begin before the
-query starts; a batch that was interrupted then reads nothing of it. The first batch tells the gap
-and writes the new ids, so that a crash before that does all of it again. The offsets as they were
-are kept in `recreated/`: the ledger knows batches by them.
+query starts; a batch that was interrupted then reads nothing of it. A query whose topic is
+recreated while it runs is started again, before a batch of the new topic is written.
+
+The new ids are written once the gap is told, so that a crash before that does all of it again. The
+offsets as they were are kept in `recreated/`: the ledger knows batches by them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any
 
-from gateway.pipeline.checkpoint.checkpoint import RECREATED, Checkpoint, Sources
+from gateway.errors import PipelineError, PipelineUnavailable, TopicMissing
+from gateway.pipeline import topics
+from gateway.pipeline.checkpoint.checkpoint import (
+    RECREATED,
+    Checkpoint,
+    Offsets,
+    Sources,
+    format_offsets,
+    parse_offsets,
+)
+from gateway.pipeline.progress import counts
 from gateway.pipeline.state.files import Files, discard_state
 from gateway.pipeline.topics import Topic
-from gateway.pipeline.unreadable.offsets import forget_ends
+from gateway.pipeline.unreadable.offsets import forget_ends, write_initial
+from gateway.telemetry import catalog
 
 from .gaps import Gap
 
+log = logging.getLogger(__name__)
+
 FILE = "topics.json"
+CHECK_S = 5.0  # between two checks of a query that runs no Python in its batches
+
+
+class InputTopics:
+    """The topics of a query's inputs, as they are when it starts.
+
+    Attributes:
+        topics: By input.
+    """
+
+    def __init__(
+        self,
+        places: Mapping[str, tuple[Mapping[str, Any], str]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Ask Kafka for the topics.
+
+        Args:
+            places: By input: librdkafka's properties of its cluster, and the topic's name.
+            clock: Seconds of any monotonic clock.
+
+        Raises:
+            PipelineError: As of `topics.describe`.
+        """
+        self._admins = {
+            name: (topics.connect(client), topic) for name, (client, topic) in places.items()
+        }
+        self.topics = {name: topics.await_topic(*each) for name, each in self._request().items()}
+        self._clock = clock
+        self._answers: dict[str, tuple[Future[Any], str]] | None = None
+        self._due = clock() + CHECK_S
+
+    def check(self) -> None:
+        """Compare the topics with those that are there now.
+
+        Raises:
+            PipelineUnavailable: One was recreated, and the query must start again; or Kafka does
+                not answer.
+            PipelineError: Kafka refuses.
+        """
+        if found := self._find_recreated(self._request()):
+            raise PipelineUnavailable(f"topic {found} was recreated while the job read it")
+
+    def have_changed(self) -> bool:
+        """Return whether a topic is known to be recreated. Kafka is asked, and not waited for."""
+        if self._answers is None and self._clock() >= self._due:
+            self._answers = self._request()
+        if self._answers is None or not all(each.done() for each, _ in self._answers.values()):
+            return False
+        answers, self._answers = self._answers, None
+        self._due = self._clock() + CHECK_S
+        try:
+            return self._find_recreated(answers) is not None
+        except PipelineError:
+            return False  # the query itself meets what Kafka does not do
+
+    def _request(self) -> dict[str, tuple[Future[Any], str]]:
+        return {
+            name: (topics.request_topic(admin, topic), topic)
+            for name, (admin, topic) in self._admins.items()
+        }
+
+    def _find_recreated(self, answers: Mapping[str, tuple[Future[Any], str]]) -> str | None:
+        for name, answer in answers.items():
+            try:
+                found = topics.await_topic(*answer)
+            except TopicMissing:
+                continue  # it may be recreated yet
+            if found.id != self.topics[name].id:
+                return found.name
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +121,26 @@ class Rewound:
     Attributes:
         held: The files of its checkpoint.
         topics: By input.
-        gaps: Of the inputs whose topics were made anew.
+        gaps: Of the inputs whose topics were recreated.
     """
 
     held: Files
     topics: Mapping[str, Topic]
     gaps: Mapping[str, Sequence[Gap]]
 
+    def log_gaps(self, job: str) -> None:
+        """Tell the gaps of a job that has no gap records, and remember the new topics."""
+        for name, gaps in self.gaps.items():
+            counts.add(catalog.PIPELINE_GAPS, len(gaps), job, self.topics[name].name)
+            what = "job %s reads topic %s from its begin, as it was recreated; of the old one the "
+            what += "records behind these offsets were not read, by partition: %s"
+            starts = {each.partition: each.start for each in gaps}
+            log.warning(what, job, self.topics[name].name, starts)
+        remember(self.held, self.topics)
+
 
 def find(held: Files, topics: Mapping[str, Topic]) -> list[str]:
-    """Return the inputs whose topics were made anew since the checkpoint's last batch.
+    """Return the inputs whose topics were recreated since the checkpoint's last batch.
 
     Args:
         held: The files of the checkpoint.
@@ -67,28 +167,69 @@ def remember(held: Files, topics: Mapping[str, Topic]) -> None:
 def rewind(
     held: Files, checkpoint: Checkpoint, sources: Sources, name: str, topic: Topic
 ) -> list[Gap]:
-    """Let an input be read from its topic's begin; before the query starts, and as often as one
-    likes until it has.
+    """Let an input be read from the begin of its topic.
+
+    To be called before the query starts. It may be repeated until the new id is remembered.
+
+    Args:
+        held: The files of the checkpoint.
+        checkpoint: The same, as it is read.
+        sources: Which inputs the sources of the query are.
+        name: The input's.
+        topic: The new topic.
 
     Returns:
         A gap of each partition: it ends before it begins, as the new log does.
     """
-    done = checkpoint.committed()
+    done, planned = checkpoint.committed(), checkpoint.planned()
+    begin = {(topic.name, each): 0 for each in range(topic.partitions)}
+    before: dict[tuple[str, int], int] = {}
     if done is None:
-        return []
-    before: dict[str, int] = {}
-    begin = json.dumps({topic.name: {str(each): 0 for each in range(topic.partitions)}})
-    for number in {done, checkpoint.planned() or done}:
-        saved, text = f"{RECREATED}/{number}", held.read(f"offsets/{number}")
-        if saved not in held.sizes():
-            held.write(saved, text)
-        lines, was = text.decode().splitlines(), held.read(saved).decode().splitlines()
-        for at, source in enumerate(sources.lines, 2):
-            if source == name:
-                lines[at] = begin
-                moved = forget_ends(held, number, at - 2)
-                if number == done and was[at].startswith("{"):
-                    before |= json.loads(was[at])[topic.name] | moved.get(topic.name, {})
-        held.write(f"offsets/{number}", "\n".join(lines).encode())
-    discard_state(held, done + 1)  # an interrupted batch made it of the records that are gone
-    return [Gap(topic.name, int(each), offset, 0) for each, offset in sorted(before.items())]
+        for number, starts in enumerate(checkpoint.initial()):
+            if sources.numbers[number] == name:
+                before |= starts
+                write_initial(held, number, begin)
+    for number in {each for each in (done, planned) if each is not None}:
+        ends = _rewind_batch(held, sources, name, number, begin)
+        if number == done:
+            before |= ends
+    if done is not None and not before:
+        before = _find_ends(checkpoint, sources, name, done)
+    # An interrupted batch made it of the records that are gone.
+    discard_state(held, 0 if done is None else done + 1)
+    return [Gap(*place, offset, 0) for place, offset in sorted(before.items())]
+
+
+def _find_ends(checkpoint: Checkpoint, sources: Sources, name: str, number: int) -> Offsets:
+    """Return where an input's last batch before one ended that had offsets of it.
+
+    A query that meets that the topic is missing goes on with batches that have none.
+    """
+    found: Offsets = {}
+    while number and not found:
+        number -= 1
+        try:
+            batch = checkpoint.batch(number)
+        except PipelineError:  # its offsets are no longer kept
+            break
+        for part in sources.select(batch, name).end:
+            found |= part
+    return found
+
+
+def _rewind_batch(held: Files, sources: Sources, name: str, number: int, begin: Offsets) -> Offsets:
+    """Let a batch end at the begin of an input's topic; return where the next one would start."""
+    saved, text = f"{RECREATED}/{number}", held.read(f"offsets/{number}")
+    if saved not in held.sizes():
+        held.write(saved, text)
+    lines, kept = text.decode().splitlines(), held.read(saved).decode().splitlines()
+    starts: Offsets = {}
+    for at, source in enumerate(sources.lines):
+        if source != name:
+            continue
+        moved, now = forget_ends(held, number, at), parse_offsets(lines[2 + at])
+        # Of one that was rewound already, the offsets are kept as they were.
+        starts |= (parse_offsets(kept[2 + at]) | moved) if now == begin else now
+        lines[2 + at] = format_offsets(begin)
+    held.write(f"offsets/{number}", "\n".join(lines).encode())
+    return starts

@@ -213,6 +213,27 @@ def spans(
     yield first.start, batches[-1].end
 
 
+def since_rewound(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """Return the batches of an input whose records are of the topic that is there now.
+
+    The last batch that read a topic which was recreated since ends before it starts: see
+    `recreated`. Offsets of it and of those before are of other records by now.
+
+    Args:
+        batches: Of one input, in their order.
+    """
+    rewound = [at for at, each in enumerate(batches) if _is_rewound(each)]
+    return batches[rewound[-1] + 1 :] if rewound else batches
+
+
+def _is_rewound(batch: Batch) -> bool:
+    return any(
+        end.get(place, offset) < offset
+        for start, end in zip(batch.start, batch.end, strict=False)
+        for place, offset in start.items()
+    )
+
+
 def of_job(module: Any, settings: Any, name: str) -> Late:
     """The job's own predicate, as `Side.late` calls it. name: of the input, as `inputs` has it."""
 

@@ -83,7 +83,7 @@ _RETRIED = re.compile(
     r"_TIMED_OUT_QUEUE|REQUEST_TIMED_OUT|COORDINATOR_\w+|NOT_COORDINATOR|LEADER_NOT_AVAILABLE|"
     r"NOT_LEADER\w*|NOT_ENOUGH_REPLICAS\w*|CONCURRENT_TRANSACTIONS|PRODUCER_FENCED|"
     r"INVALID_PRODUCER_EPOCH)\b"
-    r"|\b(RegistryUnavailable|BrokerUnavailable|PipelineUnavailable|Interrupted):"
+    r"|\b(RegistryUnavailable|BrokerUnavailable|PipelineUnavailable|TopicMissing|Interrupted):"
     r"|Failed to (?:create new|construct) Kafka\w*"
 )
 _TRACED = re.compile(r"Traceback \(most recent call last\)")

@@ -15,7 +15,6 @@ from gateway.config.sections import pipelines as config
 from gateway.config.sections.pipeline import Input, Job, Output
 from gateway.config.sections.settings import Settings
 from gateway.errors import PipelineError
-from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.checkpoint.place import Place, settle_state
 from gateway.pipeline.inputs import schemas
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from gateway.pipeline.exactly_once.beside import Beside
-    from gateway.pipeline.exactly_once.recreated import Rewound
+    from gateway.pipeline.exactly_once.recreated import InputTopics, Rewound
+    from gateway.pipeline.topics import Topic
 
     from .failures import Unreadable
 
@@ -67,6 +67,7 @@ def start(
     again: bool = False,
     ending: threading.Event | None = None,
     unreadable: Unreadable | None = None,
+    inputs: InputTopics | None = None,
 ) -> Any:
     """Start a job and return its StreamingQuery.
 
@@ -79,6 +80,7 @@ def start(
             (see `state.repair`).
         ending: Once it is set, the query is retired at the end of its batch (see `retires_itself`).
         unreadable: The record that the last run ended by, to be passed over.
+        inputs: The topics of its inputs, as of `input_topics`; None for those that are there now.
 
     Raises:
         PipelineError: It cannot be run. What Spark says of a plan that it refuses is raised too.
@@ -96,16 +98,39 @@ def start(
         for name, each in read(job).items()
     }
 
-    def pass_over(rows: DataFrame) -> None:
-        if unreadable is not None:
-            _pass_over(spark, job, settings, place, sources_of(rows), unreadable)
-
     stop = ending or threading.Event()
-    writer = _writer(spark, job, settings, place, tables, again, stop, pass_over)
+    known = inputs or input_topics(job, settings)
+
+    def prepare(rows: DataFrame) -> Rewound:
+        sources = sources_of(rows)
+        rewound = _rewind(spark, job, place, sources, known.topics, again)
+        # What it ended by may be of a topic whose offsets the checkpoint did not know.
+        topics = {rewound.topics[name].name for name in rewound.gaps}
+        if unreadable is not None and unreadable.topic not in topics:
+            _pass_over(spark, job, settings, place, sources, unreadable, stop)
+        return rewound
+
+    writer = _writer(spark, job, settings, place, tables, again, stop, known, prepare)
     writer = writer.queryName(job.name).option("checkpointLocation", place.location)
     query = writer.trigger(**({"once": True} if again else _trigger(job))).start()
     damage.began(str(query.runId), job.name)
     return query
+
+
+def input_topics(job: Job, settings: Settings) -> InputTopics:
+    """Return the topics that a job reads, as they are now.
+
+    Raises:
+        PipelineError: Kafka does not answer, or refuses, or has not all of them.
+    """
+    from gateway.pipeline.exactly_once.recreated import InputTopics
+
+    return InputTopics(
+        {
+            name: (client(cluster_of(settings.clusters, each.kafka)), each.topic)
+            for name, each in read(job).items()
+        }
+    )
 
 
 def retire(query: Any) -> None:
@@ -172,12 +197,15 @@ def _writer(
     tables: Mapping[str, DataFrame],
     again: bool,
     ending: threading.Event,
-    pass_over: Callable[[DataFrame], None],
+    inputs: InputTopics,
+    prepare: Callable[[DataFrame], Rewound],
 ) -> Any:
     mode = module_of(job).mode(job)
 
     def for_each(rows: DataFrame, batch: Batch) -> Any:
         def run(part: DataFrame, epoch: int) -> None:
+            if not again:
+                inputs.check()
             batch(part, epoch)
             if ending.is_set():
                 retire(spark.streams.get(place.query))
@@ -187,25 +215,27 @@ def _writer(
     if isinstance(job, config.Load):
         from gateway.pipeline.jobs.load import Loader
 
-        pass_over(tables["from"])
+        prepare(tables["from"]).log_gaps(job.name)
         return for_each(tables["from"], Loader(job))
     to = output(job)
     assert to is not None
     kafka = cluster_of(settings.clusters, to.kafka)
 
     def batch_of(rows: DataFrame) -> Batch:
-        return _nowhere if again else _put(spark, job, to, settings, place, sources_of(rows))
+        rewound = prepare(rows)
+        if again:
+            return _nowhere
+        return _put(spark, job, to, settings, place, sources_of(rows), rewound)
 
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
-        pass_over(tables["from"])
         batch = _joined(spark, job, settings, batch_of(tables["from"]))
         return for_each(tables["from"], batch)
     rows = _built(job, tables, place)
     if isinstance(job, config.Query):
         _settle(spark, job, rows, place)
     encoded = records.encoded(rows, to, records.keys(job), settings.catalogs)
-    pass_over(encoded)
     if not (again or retires_itself(job)):
+        prepare(encoded).log_gaps(job.name)
         sink = encoded.writeStream.format("kafka").options(**sink_options(to, kafka))
         return sink.outputMode("update" if job.trigger == "realtime" else mode)
     return for_each(encoded, batch_of(encoded))
@@ -250,7 +280,13 @@ def _nowhere(rows: DataFrame, _: int) -> None:
 
 
 def _put(
-    spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place, sources: Sources
+    spark: SparkSession,
+    job: Job,
+    to: Output,
+    settings: Settings,
+    place: Place,
+    sources: Sources,
+    rewound: Rewound,
 ) -> Batch:
     """How encoded rows of a batch get into Kafka. What is beside them first: gaps, and what
     batches before left out."""
@@ -258,8 +294,9 @@ def _put(
     once = to.guarantee == "exactly-once"
     append = _appending(sink_options(to, kafka))
     if not (once or _told(job)):
+        rewound.log_gaps(job.name)
         return append
-    beside = _beside(spark, job, to, settings, place, sources)
+    beside = _beside(spark, job, to, settings, place, sources, rewound)
     if not once:
 
         def put_again(rows: DataFrame, epoch: int) -> None:
@@ -320,7 +357,13 @@ def asked_beside(input: Input) -> list[str]:
 
 
 def _beside(
-    spark: SparkSession, job: Job, to: Output, settings: Settings, place: Place, sources: Sources
+    spark: SparkSession,
+    job: Job,
+    to: Output,
+    settings: Settings,
+    place: Place,
+    sources: Sources,
+    rewound: Rewound,
 ) -> Beside:
     from gateway.pipeline.exactly_once.beside import Beside, counted
     from gateway.pipeline.exactly_once.side import of_job
@@ -335,7 +378,7 @@ def _beside(
         settings,
         Checkpoint(place.location, spark),
         sources=sources,
-        rewound=_rewound(spark, job, settings, place, sources),
+        rewound=rewound,
         late={name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")},
         counted=counted(lambda: spark.streams.get(place.query)),
         retained=job.state.retain,
@@ -349,6 +392,7 @@ def _pass_over(
     place: Place,
     sources: Sources,
     unreadable: Unreadable,
+    ending: threading.Event,
 ) -> None:
     """Edit the checkpoint so that the query gets past a record. Raises PipelineError."""
     from gateway.pipeline.unreadable import skip
@@ -366,28 +410,33 @@ def _pass_over(
     checkpoint = Checkpoint(place.location, spark)
     unfinished = find_unfinished(files(place.location, spark), checkpoint, sources)
     known = {name: source(each) for name, each in read(job).items()}
-    skip.pass_over(job.name, known, unfinished, unreadable)
+    skip.pass_over(job.name, known, unfinished, unreadable, ending)
 
 
-def _rewound(
-    spark: SparkSession, job: Job, settings: Settings, place: Place, sources: Sources
+def _rewind(
+    spark: SparkSession,
+    job: Job,
+    place: Place,
+    sources: Sources,
+    topics: Mapping[str, Topic],
+    again: bool,
 ) -> Rewound:
-    """Inputs whose topics were made anew are read from their begin. Raises PipelineError."""
+    """Let inputs whose topics were recreated be read from their begin. Raises PipelineError."""
     from gateway.pipeline.exactly_once import recreated
 
     held = files(place.location, spark)
-    found = {
-        name: topics.describe(client(cluster_of(settings.clusters, each.kafka)), each.topic)
-        for name, each in read(job).items()
-    }
     gaps = {}
-    for name in recreated.find(held, found):
+    for name in recreated.find(held, topics):
+        what = f"topic {topics[name].name} was recreated"
+        if again:
+            what += ", and batches whose state is damaged had read the old one"
+            raise PipelineError(f"{what}; restore a backup, or start anew with --fresh")
         if read(job)[name].on_data_loss == "fail":
-            what = f"topic {found[name].name} was made anew, and not all of it had been read"
+            what += ", and not all of it had been read"
             raise PipelineError(f"{what}; write onDataLoss: gap, or start anew with --fresh")
         checkpoint = Checkpoint(place.location, spark)
-        gaps[name] = recreated.rewind(held, checkpoint, sources, name, found[name])
-    return recreated.Rewound(held, found, gaps)
+        gaps[name] = recreated.rewind(held, checkpoint, sources, name, topics[name])
+    return recreated.Rewound(held, topics, gaps)
 
 
 def sink_options(to: Output, kafka: Kafka) -> dict[str, str]:

@@ -25,7 +25,8 @@ SKIPS = 2  # starts that it takes to pass over a record: one cuts its batch, one
 
 class Run:
     """start: gives a StreamingQuery, or raises. clock: seconds of any monotonic one. finish: what
-    is left to be done once a query has ended by itself. retire, waits, is_idle: as of `query`."""
+    is left to be done once a query has ended by itself. have_inputs_changed: were its topics
+    recreated since it started? retire, waits, is_idle: as of `query`."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class Run:
         clock: Callable[[], float] = time.monotonic,
         *,
         finish: Callable[[], None] = lambda: None,
+        have_inputs_changed: Callable[[], bool] = lambda: False,
         retire: Callable[[Any], None] = query.retire,
         waits: Callable[[Any], bool] = query.waits,
         is_idle: Callable[[Any], bool] = query.is_idle,
@@ -47,6 +49,7 @@ class Run:
         self._ends_by = 0  # how many in a row ended by that
         self._start, self._clock = start, clock
         self._finish = finish
+        self._have_inputs_changed = have_inputs_changed
         self._retire, self._query_waits, self._is_idle = retire, waits, is_idle
         self._query: Any = None
         self._due = self._began = clock()
@@ -77,6 +80,10 @@ class Run:
                 self._failed(failure._replace(transient=failure.transient or self.damaged))
             else:
                 self._finished()
+        elif self._have_inputs_changed():
+            self._query.stop()
+            self._query = None
+            self._failed(Failure("a topic was recreated while the job read it", True))
 
     def note_mended(self) -> None:
         """Note that the state can be read again, though the rest of the start may still fail."""

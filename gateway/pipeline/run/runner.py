@@ -36,6 +36,8 @@ from .run import Run
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from gateway.pipeline.exactly_once.recreated import InputTopics
+
 log = logging.getLogger(__name__)
 
 WITHIN = 60.0  # s for batches to end once we are told to
@@ -105,6 +107,7 @@ def _run(
     ending: threading.Event,
 ) -> Run:
     places: list[Place] = []  # a new version is begun once, not by each try
+    read: list[InputTopics] = []  # of the query that runs
 
     def start() -> Any:
         _outputs(settings, job)
@@ -116,14 +119,21 @@ def _run(
         _mend(spark, settings, job, places[0], damaged=made.damaged)
         made.note_mended()
         found = made.take_unreadable()
-        return query.start(spark, job, settings, places[0], ending=ending, unreadable=found)
+        read[:] = [query.input_topics(job, settings)]
+        return query.start(
+            spark, job, settings, places[0], ending=ending, unreadable=found, inputs=read[0]
+        )
 
     def finish() -> None:
         from gateway.pipeline.exactly_once import beside
 
         beside.finish(places[0].query)
 
-    made = Run(job, start, finish=finish)
+    def have_inputs_changed() -> bool:
+        # The others look before each batch, so that they end between two.
+        return not query.retires_itself(job) and read[0].have_changed()
+
+    made = Run(job, start, finish=finish, have_inputs_changed=have_inputs_changed)
     taken = made.held.enter_context(
         lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.errors import PipelineError
-from gateway.pipeline.unreadable.offsets import use_real_ends
+from gateway.pipeline.unreadable.offsets import restore_starts, use_real_ends
 
 from . import layout
 from .chosen import Damage, Look, batch_of, stores
@@ -76,6 +76,7 @@ def unfinished(files: Files) -> list[int]:
     for name in files.sizes():
         if name.startswith(f"{_LATER}/"):
             files.move(name, f"offsets/{name.rsplit('/', 1)[-1]}")
+    restore_starts(files)
     sizes = files.sizes()
     done = set(layout.batches(sizes, "commits"))
     known = [n for n in layout.batches(sizes, "offsets") if n not in done]

@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gateway.errors import PipelineError
-from gateway.pipeline.checkpoint.checkpoint import RECREATED, UNREADABLE, Checkpoint, Sources
+from gateway.pipeline.checkpoint.checkpoint import (
+    RECREATED,
+    UNREADABLE,
+    Checkpoint,
+    Offsets,
+    Sources,
+    format_offsets,
+    places,
+)
 from gateway.pipeline.state.files import Files, discard_state
 
 
@@ -63,11 +71,10 @@ class Unfinished:
     def all_ranges(self) -> list[Range]:
         """Return what it reads of each partition, by each source."""
         batch = self.checkpoint.batch(self.number)
-        first = self.checkpoint.initial()
         found = []
         for line, (name, end) in enumerate(zip(self.sources.lines, batch.end, strict=True)):
             follows = self.number and batch.start[line]
-            starts = batch.start[line] if follows else first[self._directory(line)]
+            starts = batch.start[line] if follows else self._initial(line)
             found += [
                 Range(line, name, *place, starts.get(place, 0), offset)
                 for place, offset in end.items()
@@ -93,16 +100,22 @@ class Unfinished:
             _keep(self.held, before, line, topic, partition, offset)
             _write_offset(self.held, f"offsets/{before}", line, topic, partition, offset)
         else:
-            _write_initial(self.held, self._directory(line), topic, partition, offset)
+            starts = self._initial(line) | {(topic, partition): offset}
+            write_initial(self.held, self.sources.directory(line), starts)
         # What it wrote of its state was made of other records.
         discard_state(self.held, self.number)
+
+    def _initial(self, line: int) -> Offsets:
+        """Return where a source starts of which no batch before this one had offsets."""
+        directory, starts = self.sources.directory(line), self.checkpoint.initial()
+        if directory >= len(starts):
+            what = f"{self.held.where} has no sources/{directory}/0, where its first batch starts"
+            raise PipelineError(f"{what}; start anew with --fresh")
+        return starts[directory]
 
     def _follows(self, line: int) -> bool:
         """Return whether the start of a source is where the batch before ended."""
         return self.number > 0 and bool(self.checkpoint.batch(self.number).start[line])
-
-    def _directory(self, line: int) -> int:
-        return self.sources.numbers.index(self.sources.lines[line])
 
 
 def find_unfinished(held: Files, checkpoint: Checkpoint, sources: Sources) -> Unfinished | None:
@@ -130,18 +143,35 @@ def use_real_ends(held: Files, number: int, *, real: bool) -> None:
                 _write_offset(held, f"offsets/{number}", line, topic, int(partition), offset)
 
 
-def forget_ends(held: Files, number: int, line: int) -> dict[str, dict[str, int]]:
-    """Let a batch end where its offsets say, as its topic was made anew.
+def restore_starts(held: Files) -> None:
+    """Let the offsets of each batch say where the next one starts.
+
+    A process that is killed while a batch is done again may leave them as `use_real_ends` set them.
+
+    Args:
+        held: The files of the checkpoint. Its query must not run.
+    """
+    names = held.sizes()
+    for name in names:
+        folder, _, number = name.partition("/")
+        if folder == UNREADABLE and f"offsets/{number}" in names:
+            use_real_ends(held, int(number), real=False)
+
+
+def forget_ends(held: Files, number: int, line: int) -> Offsets:
+    """Let a batch end where its offsets say, as its topic was recreated. May be repeated.
 
     Returns:
-        Where the next batch would have started, by topic and partition.
+        Where the next batch would have started, of the partitions whose starts were moved.
     """
     if (kept := _read_kept(held, number)) is None:
         return {}
-    kept["ends"][line] = {}
+    forgotten = kept.setdefault("forgotten", [{} for _ in kept["starts"]])
+    if kept["starts"][line]:
+        forgotten[line] = kept["starts"][line]
+    kept["ends"][line] = kept["starts"][line] = {}
     _write_kept(held, number, kept)
-    starts: dict[str, dict[str, int]] = kept["starts"][line]
-    return starts
+    return places(forgotten[line])
 
 
 def _keep(held: Files, number: int, line: int, topic: str, partition: int, offset: int) -> None:
@@ -194,16 +224,17 @@ def _write_offset(
     held.write(name, "\n".join(lines).encode())
 
 
-def _write_initial(held: Files, directory: int, topic: str, partition: int, offset: int) -> None:
+def write_initial(held: Files, directory: int, offsets: Offsets) -> None:
+    """Change where the first batch starts.
+
+    Args:
+        held: The files of the checkpoint.
+        directory: Of a source, as of `Sources.directory`.
+        offsets: Of all its partitions.
+    """
     name = f"sources/{directory}/0"
-    try:
-        text = held.read(name).decode()
-    except FileNotFoundError:
-        what = f"{held.where} has no {name}, where its first batch starts"
-        raise PipelineError(f"{what}; start anew with --fresh") from None
-    begin = text.index("{")
-    edited = _replace_offset(text[begin:], topic, partition, offset)
-    held.write(name, f"{text[:begin]}{edited}".encode())
+    text = held.read(name).decode()
+    held.write(name, f"{text[: text.index('{')]}{format_offsets(offsets)}".encode())
 
 
 def _replace_offset(text: str, topic: str, partition: int, offset: int) -> str:

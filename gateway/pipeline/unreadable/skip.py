@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from confluent_kafka import KafkaException
 
 from gateway.config import Kafka
 from gateway.config.sections.pipeline import Input
-from gateway.errors import PipelineError
+from gateway.errors import PipelineError, PipelineUnavailable
 from gateway.pipeline import topics
 from gateway.pipeline.progress import counts
 from gateway.pipeline.run.failures import Unreadable, of_kafka
@@ -24,7 +25,7 @@ from .offsets import Range, Unfinished
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 5.0  # how long to look for more records of the kind, between two starts
+PASS_S = 5.0  # how long records are passed over by one start; it passes over one at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,12 @@ class Source:
 
 
 def pass_over(
-    job: str, sources: Mapping[str, Source], unfinished: Unfinished | None, found: Unreadable
+    job: str,
+    sources: Mapping[str, Source],
+    unfinished: Unfinished | None,
+    found: Unreadable,
+    ending: threading.Event,
+    limit: float = PASS_S,
 ) -> None:
     """Edit a checkpoint so that its query gets past a record, before the query is begun again.
 
@@ -57,15 +63,48 @@ def pass_over(
         sources: By the names of the inputs.
         unfinished: The batch that failed; None where the checkpoint has none.
         found: The record that it failed by.
+        ending: Once it is set, no more records are passed over than the one that was begun with.
+        limit: How many seconds they are passed over at most. What is left ends the query again.
 
     Raises:
-        PipelineError: The record cannot be passed over, as it is none of the batch, or must not.
+        PipelineUnavailable: The batch does not have the record, as where another process runs the
+            same job; or Kafka does not answer.
+        PipelineError: No input of the job has the record, or it must not be passed over.
     """
-    if unfinished is None:
+    topics = {each.input.topic for each in sources.values()}
+    if found.topic not in topics:
         raise PipelineError(found.reason)
-    passing = _Passing(job, sources, unfinished)
-    passing.pass_found(found)
-    passing.look_ahead()
+    deadline = time.monotonic() + limit
+    known = unfinished.ranges(found.topic, found.partition) if unfinished else []
+    ranges = [each for each in known if each.start <= found.offset < each.end]
+    if unfinished is None or not ranges:
+        what = "the batch that the job is to do next does not have it; no other process may run "
+        raise PipelineUnavailable(f"{found.reason}; {what}the job")
+    passing = _Passing(
+        job, sources, unfinished, lambda: ending.is_set() or time.monotonic() > deadline
+    )
+    try:
+        passing.pass_found(found, ranges)
+        passing.look_ahead()
+    finally:
+        passing.log_passed()
+
+
+@dataclass(slots=True)
+class _Passed:
+    """What one start has passed over of a partition.
+
+    Attributes:
+        first: Offset of the first record.
+        following: The offset behind the last one.
+        records: How many were told.
+        timestamp: Of one of them, in ms since 1970.
+    """
+
+    first: int
+    following: int
+    records: int = 0
+    timestamp: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +112,19 @@ class _Passing:
     """One edit of a checkpoint: see `pass_over`.
 
     Attributes:
-        told: Up to which offset records were told, by input, topic and partition. A table that a
-            query reads twice has two ranges, and its records are told once.
+        should_stop: Return whether to pass over no more.
+        passed: By input, topic and partition. A table that a query reads twice has two ranges, and
+            its records are told once.
     """
 
     job: str
     sources: Mapping[str, Source]
     unfinished: Unfinished
-    told: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    should_stop: Callable[[], bool]
+    passed: dict[tuple[str, str, int], _Passed] = field(default_factory=dict)
 
-    def pass_found(self, found: Unreadable) -> None:
+    def pass_found(self, found: Unreadable, ranges: Iterable[Range]) -> None:
         """Pass over the record that the query ended by."""
-        known = self.unfinished.ranges(found.topic, found.partition)
-        ranges = [each for each in known if each.start <= found.offset < each.end]
-        if not ranges:
-            raise PipelineError(found.reason)
         # Two clusters may have topics of one name: the record is only in one of them.
         passed = [self._pass(each, found.offset, found.reason) for each in ranges]
         if all(each is None for each in passed):
@@ -95,13 +132,12 @@ class _Passing:
             log.info(what, self.job, found.offset, found.topic)
 
     def look_ahead(self) -> None:
-        """Pass over what is near the start of any range of the batch, for as long as `LOOK_S`."""
-        deadline = time.monotonic() + LOOK_S
+        """Pass over what is near the start of any range of the batch."""
         for range in self.unfinished.all_ranges():
             source, start = self.sources[range.name], range.start
             if source.input.on_invalid == "fail":
                 continue  # what is good before it is written first
-            while time.monotonic() < deadline:
+            while not self.should_stop():
                 offset = _find_next(source, range._replace(start=start))
                 if offset is None:
                     break
@@ -110,6 +146,18 @@ class _Passing:
                     break
                 start = following
 
+    def log_passed(self) -> None:
+        """Write a line of each partition of which records were told."""
+        for (_, topic, partition), each in self.passed.items():
+            if each.records:
+                log.warning(
+                    "job %s passes over %d records of %s, partition %d, offsets %d to %d, as Spark "
+                    "cannot read their timestamps, such as %d; let the topic's "
+                    "message.timestamp.after.max.ms and .before.max.ms refuse them",
+                    *(self.job, each.records, topic, partition),
+                    *(each.first, each.following - 1, each.timestamp),
+                )
+
     def _pass(self, range: Range, offset: int, reason: str = "") -> int | None:
         """Pass over a record of a range, whose reason is why the job ends where it must.
 
@@ -117,18 +165,20 @@ class _Passing:
             Where the batch goes on, or ends; None where the range has no such record.
         """
         source, place = self.sources[range.name], (range.topic, range.partition)
+        passed = self.passed.setdefault((range.name, *place), _Passed(offset, offset))
         following = offset
+        stop = self.should_stop
         try:
-            for chunk in read_run(client(source.kafka), *place, offset):
+            for chunk in read_run(client(source.kafka), *place, offset, should_stop=stop):
                 if source.input.on_invalid == "fail":
                     raise PipelineError(reason)
                 if range.start < offset:
                     self.unfinished.cut(range.line, *place, offset)
                     return offset
                 following = chunk[-1].offset + 1
-                if self.told.get((range.name, *place), 0) < following:
-                    self._tell(range, chunk)
-                    self.told[range.name, *place] = following
+                if passed.following < following:
+                    self._tell(range, chunk, passed)
+                    passed.following = following
         except KafkaException as error:
             raise of_kafka(f"{range.topic} cannot be read", error) from error
         if following == offset:
@@ -136,8 +186,8 @@ class _Passing:
         self.unfinished.move(range.line, *place, following)
         return following
 
-    def _tell(self, range: Range, records: Sequence[Record]) -> None:
-        """Tell records as invalid: by dead letters, a counter and a line of the log."""
+    def _tell(self, range: Range, records: Sequence[Record], passed: _Passed) -> None:
+        """Tell records as invalid, by dead letters and a counter, and note them."""
         source = self.sources[range.name]
         if source.input.value.model != "string":  # a tombstone is no event, and never told
             records = [each for each in records if each.value is not None]
@@ -147,14 +197,8 @@ class _Passing:
             topic = topics.describe(client(source.kafka), range.topic)
             source.letters.send(Origin(range.name, topic, range.partition), records)
         counts.add(catalog.PIPELINE_UNREADABLE, len(records), self.job, range.topic)
-        first, last = records[0], records[-1]
-        log.warning(
-            "job %s passes over %d records of %s, partition %d, offsets %d to %d, as Spark cannot "
-            "read their timestamps, such as %d; let the topic's message.timestamp.after.max.ms and "
-            ".before.max.ms refuse them",
-            *(self.job, len(records), range.topic, range.partition),
-            *(first.offset, last.offset, first.timestamp),
-        )
+        passed.records += len(records)
+        passed.timestamp = records[0].timestamp
 
 
 def _find_next(source: Source, range: Range) -> int | None:

@@ -46,3 +46,42 @@ def test_an_input_is_sent_back_to_the_begin_and_its_batches_keep_their_marks(tmp
     assert [checkpoint.mark(number) for number in range(3)] == marks
     state = [name for name in held.sizes() if name.startswith("state/")]
     assert state == ["state/0/0/2.zip"]  # the interrupted batch made the other of what is gone
+
+
+def write_initial(held: Local, *offsets: dict[str, int]) -> None:
+    for number, each in enumerate(offsets):
+        held.write(f"sources/{number}/0", b"\0v1\n" + json.dumps({"orders": each}).encode())
+
+
+def test_an_input_of_which_no_batch_is_done_begins_where_the_new_topic_does(tmp_path: Path):
+    """The first batch read the offsets of the old topic in the new one."""
+    held, checkpoint = Local(tmp_path), Checkpoint(str(tmp_path))
+    write_initial(held, {"0": 7}, {"0": 5, "1": 3})
+    held.write("offsets/0", b'v1\n{}\n{"orders":{"0":70}}\n{"orders":{"0":50,"1":30}}')
+    for _ in range(2):
+        found = rewind(held, checkpoint, SOURCES, "us", NEW["us"])
+        batch, begin = checkpoint.batch(0), {("orders", 0): 0, ("orders", 1): 0}
+        assert batch.start == ({("orders", 0): 7}, begin)
+        assert batch.end == ({("orders", 0): 70}, begin)
+    assert [each.partition for each in found] == [0, 1]
+
+
+def test_a_gap_begins_where_the_topic_was_read_to_before_it_was_missing(tmp_path: Path):
+    held, checkpoint = Local(tmp_path), Checkpoint(str(tmp_path))
+    for number, us in enumerate(('{"orders":{"0":10}}', "{}", "{}")):
+        held.write(f"offsets/{number}", f'v1\n{{}}\n{{"orders":{{"0":4}}}}\n{us}'.encode())
+        held.write(f"commits/{number}", b"v1\n{}")
+    found = rewind(held, checkpoint, SOURCES, "us", NEW["us"])
+    assert found == [Gap("orders", 0, 10, 0)]
+
+
+def test_a_topic_that_is_recreated_twice_has_the_gap_of_each(tmp_path: Path):
+    held, checkpoint = Local(tmp_path), Checkpoint(str(tmp_path))
+    write_initial(held, {"0": 0}, {"0": 0})
+    for number, us, position in ((0, 10, 10), (1, 6, 6)):
+        ends = "\n".join(json.dumps({"orders": {"0": each}}) for each in (4, us))
+        held.write(f"offsets/{number}", f"v1\n{{}}\n{ends}".encode())
+        held.write(f"commits/{number}", b"v1\n{}")
+        for _ in range(2):
+            found = rewind(held, checkpoint, SOURCES, "us", NEW["us"])
+            assert found == [Gap("orders", 0, position, 0)]

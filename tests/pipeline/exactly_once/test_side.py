@@ -7,7 +7,7 @@ import pytest
 
 from gateway.core.log.record import TopicPartition
 from gateway.pipeline.checkpoint.checkpoint import Batch
-from gateway.pipeline.exactly_once.side import held, late_letters, letters, ranges
+from gateway.pipeline.exactly_once.side import held, late_letters, letters, ranges, since_rewound
 
 RAW = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
@@ -26,6 +26,18 @@ def test_ranges_are_those_of_one_topic_that_hold_anything():
 def test_a_topic_of_two_sources_is_read_from_the_slower_ones_place():
     found = ranges("a", [{("a", 0): 5}, {("a", 0): 3}], [{("a", 0): 9}, {("a", 0): 8}])
     assert found == {TopicPartition("a", 0): (3, 9)}
+
+
+def test_batches_that_read_a_topic_before_it_was_recreated_are_left_out():
+    """Their offsets are of other records by now, which were told as theirs."""
+
+    def batch(number: int, start: int, end: int) -> Batch:
+        return Batch(number, ({("a", 0): start},), ({("a", 0): end},), 0)
+
+    batches = [batch(1, 0, 10), batch(2, 10, 0), batch(3, 0, 0), batch(4, 0, 12)]
+    assert [each.number for each in since_rewound(batches)] == [3, 4]
+    assert since_rewound(batches[2:]) == batches[2:]
+    assert list(since_rewound(batches[:2])) == []
 
 
 @pytest.mark.needs("java17")

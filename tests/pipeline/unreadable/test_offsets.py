@@ -9,7 +9,7 @@ from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.exactly_once.recreated import rewind
 from gateway.pipeline.exactly_once.side import ranges, spans
 from gateway.pipeline.state.files import Local
-from gateway.pipeline.state.repair import only
+from gateway.pipeline.state.repair import only, unfinished
 from gateway.pipeline.topics import Topic
 from gateway.pipeline.unreadable.offsets import Range, Unfinished, find_unfinished
 
@@ -193,3 +193,29 @@ def test_a_topic_that_is_made_anew_has_other_records_before_the_end(held: Local)
         assert [(gap.start, gap.end) for gap in gaps] == [(103, 0)]
     assert checkpoint_of(held).batch(0).end == ({("orders", 0): 0},)
     assert checkpoint_of(held).mark(0) == mark
+
+
+def test_a_process_that_is_killed_as_it_does_a_batch_again_leaves_the_starts(held: Local):
+    """The next start read the records again that Spark cannot read, and ended for good."""
+    write_batch(held, 0, {"0": 100})
+    write_batch(held, 1, {"0": 150}, done=False)
+    unfinished_of(held).move(0, "orders", 0, 103)
+    with only(held, 0):
+        killed = {name: held.read(name) for name in held.sizes()}
+    for name, data in killed.items():
+        held.write(name, data)
+    assert unfinished(held) == []
+    assert json.loads(held.read("offsets/0").splitlines()[2]) == {"orders": {"0": 103}}
+
+
+def test_the_starts_of_a_topic_that_is_gone_do_not_come_back(held: Local):
+    """The records of the new topic before them were lost."""
+    write_batch(held, 0, {"0": 100})
+    write_batch(held, 1, {"0": 150}, done=False)
+    unfinished_of(held).move(0, "orders", 0, 103)
+    rewind(held, checkpoint_of(held), ONE, "t", Topic("orders", "B", 1))
+    for _ in range(2):
+        unfinished(held)
+        with only(held, 0):
+            pass
+        assert json.loads(held.read("offsets/0").splitlines()[2]) == {"orders": {"0": 0}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from threading import Event
 
 import pytest
 from confluent_kafka import Producer
@@ -11,7 +12,7 @@ from support.brokers import Broker
 
 from gateway.config import Kafka
 from gateway.config.sections.pipeline import Input
-from gateway.errors import PipelineError
+from gateway.errors import PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.run.failures import Unreadable
 from gateway.pipeline.state.files import Local
@@ -56,39 +57,67 @@ def test_one_start_passes_over_what_each_partition_has_next(
 ):
     """Each partition's record took two starts of its own."""
     found = Unreadable(topic, 0, 2, BEYOND)
-    pass_over("job", source(kafka, topic), unfinished_of(tmp_path, topic), found)
+    pass_over("job", source(kafka, topic), unfinished_of(tmp_path, topic), found, Event())
     ranges = unfinished_of(tmp_path, topic).all_ranges()
     assert [(each.start, each.end) for each in ranges] == [(0, 2), (2, 3), (0, 3)]
 
 
 def test_a_record_that_the_batch_starts_with_moves_it(kafka: Broker, topic: str, tmp_path: Path):
     found = Unreadable(topic, 1, 0, BEYOND)
-    pass_over("job", source(kafka, topic), unfinished_of(tmp_path, topic), found)
+    pass_over("job", source(kafka, topic), unfinished_of(tmp_path, topic), found, Event())
     assert [each.start for each in unfinished_of(tmp_path, topic).all_ranges()] == [0, 2, 0]
 
 
-def test_a_record_that_must_end_the_job_or_is_none_of_the_batch_changes_nothing(
+def test_a_record_that_must_not_be_passed_over_changes_nothing(
     kafka: Broker, topic: str, tmp_path: Path
 ):
+    """Another process that runs the job may have passed over it: then another try may help."""
     unfinished = unfinished_of(tmp_path, topic)
     files = {name: unfinished.held.read(name) for name in unfinished.held.sizes()}
-    for on_invalid, found in (
-        ("fail", Unreadable(topic, 0, 2, BEYOND)),
-        ("skip", Unreadable(topic, 0, 9, BEYOND)),
-        ("skip", Unreadable("other", 0, 2, BEYOND)),
+    for on_invalid, found, batch, transient in (
+        ("fail", Unreadable(topic, 0, 2, BEYOND), unfinished, False),
+        ("skip", Unreadable("other", 0, 2, BEYOND), unfinished, False),
+        ("skip", Unreadable(topic, 0, 9, BEYOND), unfinished, True),
+        ("skip", Unreadable(topic, 0, 2, BEYOND), None, True),
     ):
-        with pytest.raises(PipelineError, match=f"topic {found.topic} partition 0"):
-            pass_over("job", source(kafka, topic, on_invalid), unfinished, found)
-    with pytest.raises(PipelineError, match=r"kafka-delete-records\.sh"):
-        pass_over("job", source(kafka, topic), None, Unreadable(topic, 0, 2, BEYOND))
+        with pytest.raises(PipelineError, match=f"topic {found.topic} partition 0") as raised:
+            pass_over("job", source(kafka, topic, on_invalid), batch, found, Event())
+        assert isinstance(raised.value, PipelineUnavailable) is transient
     assert {name: unfinished.held.read(name) for name in unfinished.held.sizes()} == files
+
+
+@pytest.mark.parametrize("limit", ["ending", "time"])
+def test_a_long_run_is_passed_over_in_parts_with_one_line_each(
+    kafka: Broker, tmp_path: Path, limit: str, caplog: pytest.LogCaptureFixture
+):
+    """All of it was read before the job could be ended, with a line of each thousand."""
+    long = kafka.topic(3, configs=ANY_TIME)
+    producer = Producer({"bootstrap.servers": kafka.servers})
+    for _ in range(5000):
+        producer.produce(long, b"x", partition=0, timestamp=BEYOND)
+    assert producer.flush(60) == 0
+    ending = Event()
+    if limit == "ending":
+        ending.set()
+    found = Unreadable(long, 0, 0, BEYOND)
+    seconds = 0.0 if limit == "time" else 60.0
+    pass_over("job", source(kafka, long), unfinished_of(tmp_path, long), found, ending, seconds)
+    assert [each.start for each in unfinished_of(tmp_path, long).all_ranges()] == [1, 0, 0]
+    pass_over(
+        "job", source(kafka, long), unfinished_of(tmp_path, long), found._replace(offset=1), Event()
+    )
+    assert [each.start for each in unfinished_of(tmp_path, long).all_ranges()] == [5000, 0, 0]
+    said = [each.getMessage() for each in caplog.records if "passes over" in each.getMessage()]
+    assert [each.split(", as")[0] for each in said] == [
+        f"job job passes over 1 records of {long}, partition 0, offsets 0 to 0",
+        f"job job passes over 4999 records of {long}, partition 0, offsets 1 to 4999",
+    ]
 
 
 def test_a_record_that_is_gone_is_no_reason_to_end(kafka: Broker, topic: str, tmp_path: Path):
     """Retention took it since: the query begins again, and tells the gap."""
     kafka.admin.delete_records(topic, {1: 1})
-    pass_over(
-        "job", source(kafka, topic), unfinished_of(tmp_path, topic), Unreadable(topic, 1, 0, BEYOND)
-    )
+    found = Unreadable(topic, 1, 0, BEYOND)
+    pass_over("job", source(kafka, topic), unfinished_of(tmp_path, topic), found, Event())
     range = unfinished_of(tmp_path, topic).all_ranges()[1]
     assert (range.start, range.end) == (0, 1)  # the record behind it is one more
