@@ -9,6 +9,8 @@ import struct
 import subprocess
 import sys
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app as cli
 
+NOT_LEADER = 6
 COMMAND = (sys.executable, "-m", "gateway", "sidecar", "-c")
 SEED = {
     "string-binary": """\
@@ -171,10 +174,14 @@ def sections(**idempotency: Any) -> dict[str, Any]:
 
 
 async def once(http: httpx.AsyncClient, topic: str, value: str, key: str) -> httpx.Response:
-    body = {"valueFormat": "string", "records": [{"value": value}]}
-    answer = await http.post(f"/producers/{topic}", json=body, headers={"Idempotency-Key": key})
+    answer = await attempt(http, topic, value, key)
     assert answer.status_code == 200, answer.text
     return answer
+
+
+async def attempt(http: httpx.AsyncClient, topic: str, value: str, key: str) -> httpx.Response:
+    body = {"valueFormat": "string", "records": [{"value": value}]}
+    return await http.post(f"/producers/{topic}", json=body, headers={"Idempotency-Key": key})
 
 
 async def until_new(http: httpx.AsyncClient, topic: str, value: str, key: str) -> httpx.Response:
@@ -334,6 +341,58 @@ async def test_a_key_whose_records_were_refused_may_be_used_again(kafka, topic):
         assert refused.status_code == 413
         assert (await post(gateway, name, "small", key="k")).status_code == 200
     assert values(kafka, name) == [b"small"]
+
+
+@asynccontextmanager
+async def reading_until_a_transaction_ends(
+    servers: str,
+) -> AsyncIterator[tuple[KafkaProxy, httpx.AsyncClient]]:
+    """A sidecar that cannot read from the end of its first transaction on, but can write."""
+    async with KafkaProxy.around(servers) as proxy:
+
+        def stop_reading(request: Request) -> None:
+            if request.api_key == Api.END_TXN and proxy.on_request is not None:
+                proxy.on_request = None
+                proxy.inject(Api.FETCH, NOT_LEADER)
+
+        proxy.on_request = stop_reading
+        own = sections(partitions=1)["producer"]
+        async with running_sidecar(proxy.bootstrap.split(","), producer=own) as http:
+            yield proxy, http
+
+
+async def test_a_key_may_be_used_again_before_its_release_is_read(kafka, topic):
+    """It was 422 until the partition, which had no leader for a moment, could be read again."""
+    name = topic(configs={"max.message.bytes": "2000"})
+    async with reading_until_a_transaction_ends(kafka.servers) as (proxy, http):
+        refused = await attempt(http, name, "x" * 5000, "k")
+        assert refused.status_code == 413
+        claimed = asyncio.Event()
+
+        def see_claim(request: Request) -> None:
+            if request.api_key == Api.PRODUCE:
+                claimed.set()
+
+        proxy.on_request = see_claim
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            second = group.create_task(attempt(http, name, "small", "k"))
+            second.add_done_callback(lambda _: claimed.set())
+            await claimed.wait()
+            await proxy.restore()
+        answer = second.result()
+        assert answer.status_code == 200, answer.text
+    assert values(kafka, name) == [b"small"]
+
+
+async def test_an_answer_is_given_again_before_it_is_read(kafka, topic):
+    """The request that came again waited until its partition could be read."""
+    name = topic()
+    async with reading_until_a_transaction_ends(kafka.servers) as (_, http):
+        first = await once(http, name, "a", "k")
+        again = await once(http, name, "a", "k")
+        assert (again.text, again.headers["Idempotent-Replayed"]) == (first.text, "true")
+        assert (await attempt(http, name, "b", "k")).status_code == 422
+    assert values(kafka, name) == [b"a"]
 
 
 async def test_told_to_end_it_answers_what_it_took_on(kafka, topic):

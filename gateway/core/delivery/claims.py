@@ -3,6 +3,22 @@
 Whoever is to do what a key stands for writes a claim; the first claim of a key in the log has it,
 until it is released or done. A claim names its owner, by whom it can be taken over when its time
 is up. Sans-I/O: times are arguments, in seconds since 1970.
+
+A reader may be behind the log, by seconds while a partition has no leader. What its own process
+wrote there, and Kafka acknowledged, it need not read to know: `apply_release` and `apply_result`
+take effect at once, by their offsets, so that the order in which a change is acknowledged and read
+makes no difference. A release ends the claims of its owner that stand before it in the log, those
+that are read later too, and no claim behind it.
+
+Claims are not applied like that: which one is the first is decided by what others wrote before it.
+A process therefore knows its own claim only by reading, and has then read all that stands before
+it. That is why two processes that claim a key at once never both have it: both read the two claims
+in the order of the log, and the one whose claim is the second has read the first as well. To know a
+release early does not change that. It takes away only the claim of an owner that did not do it and
+is not going to, and the next claim then is first in the log, too: all before it has been read.
+(Unless that one has been given up meanwhile by somebody who took it over, and so fenced its owner.)
+To take over a claim of another owner is not safe by this alone: its release may be there, not yet
+read, and its key somebody else's. Whoever takes over reads to the end of the log first.
 """
 
 from __future__ import annotations
@@ -14,6 +30,7 @@ from typing import NamedTuple
 from gateway.core.log.record import TopicPartition
 
 SLACK = 3600.0  # seconds for which a claim is known longer than its result could be
+BEFORE = 1 << 63  # more than any offset
 
 
 class Claim(NamedTuple):
@@ -34,32 +51,104 @@ class Result(NamedTuple):
     at: float
 
 
+class Ahead(NamedTuple):
+    """Where a change stands that was applied before it was read."""
+
+    tp: TopicPartition
+    offset: int
+
+
 @dataclass(slots=True)
 class Claims:
-    """most: results that are remembered, the latest. window: seconds for which they are."""
+    """What one reader of the log knows, including what its process wrote and has not read yet.
+
+    Attributes:
+        most: How many results are remembered, the latest.
+        window: For how many seconds they are.
+    """
 
     most: int
     window: float
     _claims: dict[bytes, dict[str, Claim]] = field(default_factory=dict)
     _results: OrderedDict[bytes, Result] = field(default_factory=OrderedDict)
+    # The latest changes that were applied and not read, by key and owner; "" for results.
+    _ahead: dict[tuple[bytes, str], Ahead] = field(default_factory=dict)
+    _positions: dict[TopicPartition, int] = field(default_factory=dict)  # what is read next
 
     def __len__(self) -> int:
         return len(self._results)
 
     def claimed(self, key: bytes, claim: Claim, now: float) -> None:
         """Heard, in the order of the log."""
+        ahead = self._ahead.get((key, claim.owner))
+        if ahead is not None and claim.offset < ahead.offset:
+            return
         known = self.result(key, now)
         if known is None and claim.until > now - self.window - SLACK:
             self._claims.setdefault(key, {}).setdefault(claim.owner, claim)
 
-    def released(self, key: bytes, owner: str) -> None:
+    def released(self, key: bytes, owner: str, offset: int) -> None:
         """What it is for was not done, and its owner is not going to."""
         claims = self._claims.get(key, {})
-        claims.pop(owner, None)
+        claim = claims.get(owner)
+        if claim is not None and claim.offset < offset:
+            del claims[owner]
         if not claims:
             self._claims.pop(key, None)
 
+    def apply_release(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
+        """Release a claim as this process has written, whether or not that was read yet."""
+        self.released(key, owner, offset)
+        self._note_ahead(key, owner, tp, offset)
+
     def done(self, key: bytes, result: Result) -> None:
+        """Heard. What was applied already, or is older, changes nothing.
+
+        Claims that came since are of a time when the window of that result was over.
+        """
+        ahead = self._ahead.get((key, ""))
+        if ahead is None or result.offset > ahead.offset:
+            self._finish(key, result)
+        elif result.offset == ahead.offset and key in self._results:
+            self._results[key] = result  # Kafka may have given it another time
+
+    def apply_result(self, key: bytes, result: Result) -> None:
+        """Finish a key as this process has written, unless that was read already."""
+        if result.offset >= self._positions.get(result.tp, 0):
+            self._finish(key, result)
+            self._note_ahead(key, "", result.tp, result.offset)
+
+    def has_read(self, key: bytes) -> bool:
+        """Return whether the result of a key is known by reading, not only by having written it."""
+        return (key, "") not in self._ahead
+
+    def advance(self, tp: TopicPartition, position: int) -> None:
+        """Record that a partition is read up to before this offset."""
+        self._positions[tp] = position
+        read = [
+            name for name, each in self._ahead.items() if each.tp == tp and each.offset < position
+        ]
+        for name in read:
+            del self._ahead[name]
+
+    def restart(self) -> None:
+        """Begin to read anew, perhaps a topic that was made anew: its offsets begin anew.
+
+        What was claimed stays so until it is released, done or taken over; it comes before all
+        that is read from now on.
+        """
+        self._ahead.clear()
+        self._positions.clear()
+        for claims in self._claims.values():
+            for owner, claim in claims.items():
+                claims[owner] = claim._replace(offset=claim.offset - BEFORE)
+
+    def _note_ahead(self, key: bytes, owner: str, tp: TopicPartition, offset: int) -> None:
+        known = self._ahead.get((key, owner))
+        if offset >= self._positions.get(tp, 0) and (known is None or known.offset < offset):
+            self._ahead[key, owner] = Ahead(tp, offset)
+
+    def _finish(self, key: bytes, result: Result) -> None:
         self._claims.pop(key, None)
         self._results[key] = result
         self._results.move_to_end(key)
@@ -73,6 +162,10 @@ class Claims:
             del self._results[key]
             return None
         return found
+
+    def claim_of(self, key: bytes, owner: str) -> Claim | None:
+        """Return the claim of an owner, whether or not it is the first."""
+        return self._claims.get(key, {}).get(owner)
 
     def first(self, key: bytes) -> Claim | None:
         """The claim that has it."""

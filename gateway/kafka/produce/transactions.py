@@ -104,7 +104,8 @@ class Transactions:
         offsets: Mapping[TopicPartition, int] | None = None,
         then: Callable[[Placed], Sequence[Write]] | None = None,
     ) -> Placed:
-        """The offsets of what was written, in the order of `writes`; topics must be watched.
+        """The offsets of what was written, in the order of `writes`, and of `then` behind them;
+        topics must be watched.
 
         then: what is to be written besides, once it is known where the others are.
         Raises Fenced: somebody else has the id; PartitionFailed with Kafka's code where a record is
@@ -115,7 +116,9 @@ class Transactions:
         try:
             placed = await self._write(self._producer, writes, group, offsets or {})
             if then is not None:
-                await self._write(self._producer, then(placed), "", {})
+                besides = await self._write(self._producer, then(placed), "", {})
+                for tp, more in besides.items():
+                    placed.setdefault(tp, []).extend(more)
             await self._end(self._producer, commit=True)
         except BaseException as error:
             producer, self._producer = self._producer, None

@@ -5,8 +5,11 @@ waits until it has heard it: the first claim of a key has it (`core.claims`). It
 records and their answer in one transaction under that id; the others wait for the answer. A claim
 whose time is up is taken over, by its transactional id: whoever had that is fenced, and what it
 left open is undone, before the log is read once more to its end. Only then, if there is no answer
-yet, are the records written. Claims and answers have partitions of their own, so that no open
-transaction holds up the hearing of claims.
+yet and the claim was not released meanwhile, are the records written. Claims and answers have
+partitions of their own, so that no open transaction holds up the hearing of claims.
+
+What this process wrote, releases and answers, it knows once Kafka has acknowledged it, however far
+behind it reads; `core.claims` says why that is safe. Other replicas read it.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from gateway.kafka.client.offsets import LATEST, Offset
 from gateway.kafka.client.outages import label_topic
 from gateway.kafka.fetch.piece import OUT_OF_RANGE, piece
 from gateway.kafka.fetch.scan import offset
-from gateway.kafka.produce.transactions import Transactions, Write
+from gateway.kafka.produce.transactions import Placed, Transactions, Write
 from gateway.kafka.protocol.requests import TopicAnswer
 from gateway.sidecar.context import Context
 from gateway.sidecar.http.status import Refusal
@@ -48,9 +51,9 @@ TAKEN_AGAIN = (0.5, 1.5)  # seconds until one that another is taking over is, fr
 RECENT = 1000  # answers that are kept beside their places
 KEY = 16  # bytes of a key; a claim's record has its owner behind that
 
-Work = Callable[[Transactions, Callable[[bytes], Write]], Awaitable[bytes]]
+Work = Callable[[Transactions, Callable[[bytes], Write]], Awaitable[tuple[bytes, Placed]]]
 """Writes the records, and as the last of the same transaction what the callable makes of the
-answer, which it returns."""
+answer, which it returns with the offsets of them all."""
 
 
 class Answered(NamedTuple):
@@ -143,11 +146,17 @@ class Ledger:
     async def _take_over(
         self, key: bytes, digest: bytes, work: Work, mine: _Mine, first: Claim
     ) -> Answered | None:
-        """Do it in place of its owner, whose time is up. None: look again."""
+        """Do it in place of its owner, whose time is up. None: look again.
+
+        Where claims are read late, it may have been released long since, and the key be another's
+        who works on it under an id of its own, which is not fenced here.
+        (A release that its owner writes even later, long after its time was up, is not seen here.)
+        """
         taken = Transactions(self._context.cluster, first.owner)
         await taken.start()
-        await self._caught_up(self._places(key)[1])
-        if self.claims.result(key, time.time()) is not None:
+        for place in dict.fromkeys(self._places(key)):
+            await self._caught_up(place)
+        if self.claims.result(key, time.time()) is not None or self.claims.first(key) != first:
             return None
         log.info("a request is taken over from %s, which did not end it", first.owner)
         return await self._work(key, digest, work, mine, taken)
@@ -156,17 +165,19 @@ class Ledger:
         self, key: bytes, digest: bytes, work: Work, mine: _Mine, by: Transactions
     ) -> Answered | None:
         mine.working = True
-        place = self._places(key)[1]
+        place, topic_id, at = self._places(key)[1], self._topic_id, 0
 
         def result(body: bytes) -> Write:
-            return Write(place, key, digest + body, (), time.time_ns() // 1_000_000)
+            nonlocal at
+            at = time.time_ns() // 1_000_000
+            return Write(place, key, digest + body, (), at)
 
         try:
-            body = await work(by, result)
+            body, placed = await work(by, result)
         except Fenced:
             return None  # another is at it: its answer is waited for, the claim stays
         except (PartitionFailed, AccessDenied):
-            await self._release(key, by.id)
+            await self._release_shielded(key, by.id)
             mine.over(by)
             raise
         except KafkaError as exc:
@@ -175,6 +186,10 @@ class Ledger:
             self._transactors.back(by)
         mine.over(by)
         self._keep(key, body)
+        offset = placed[place][-1]
+        if offset >= 0 and topic_id == self._topic_id:
+            self.claims.apply_result(key, Result(digest, place, offset, at / 1000))
+            await self._notify()
         return Answered(body, again=False)
 
     async def _settled(
@@ -185,14 +200,14 @@ class Ledger:
         await self._caught_up(self._places(key)[1])
         if self.claims.result(key, time.time()) is not None:
             return None
-        await self._release(key, by.id)
+        await self._release_shielded(key, by.id)
         mine.over(by)
         raise BrokerUnavailable(f"{failure}; it is not written", retry_after=1.0) from failure
 
     # what is written
 
     async def _claim(self, key: bytes, digest: bytes, owner: str) -> None:
-        """And hear of it."""
+        """And hear of it, and so of all claims before it: they decide whose it is."""
         place = self._places(key)[0]
         at = await self._context.producer.put(
             place, key + owner.encode(), digest, within=self._within
@@ -200,12 +215,29 @@ class Ledger:
         async with self._moved:
             await self._moved.wait_for(lambda: self._next.get(place, -1) > at)
 
+    async def _release_shielded(self, key: bytes, owner: str) -> None:
+        """Release a claim; a request that is cancelled meanwhile leaves that to go on beside it."""
+        await asyncio.shield(self._transactors.beside(self._release(key, owner)))
+
     async def _release(self, key: bytes, owner: str) -> None:
+        """Write that a claim is released, and know it as soon as Kafka has it.
+
+        A client that was told that its records are refused may use the key for others at once. It
+        was refused (422) for as long as the release was not read.
+        """
         place, name = self._places(key)[0], key + owner.encode()
+        held, topic_id = self.claims.claim_of(key, owner), self._topic_id
         try:
-            await self._context.producer.put(place, name, None, within=self._within)
+            offset = await self._context.producer.put(place, name, None, within=self._within)
         except KafkaError as exc:
             log.debug("a claim is not released, which waits for its end now: %s", exc)
+            return
+        if topic_id != self._topic_id:
+            return  # the offset is of another topic than the claims, or may be
+        if held is not None:  # where Kafka does not say the offset: it is behind that claim
+            offset = max(offset, held.offset + 1)
+        self.claims.apply_release(key, owner, place, offset)
+        await self._notify()
 
     # what is read
 
@@ -278,6 +310,7 @@ class Ledger:
                 code = end if isinstance(told, Offset) else told
                 raise BrokerUnavailable(f"{place} cannot be read (code {code})")
             begins[place] = told.offset if told.offset >= 0 else end.offset
+        self.claims.restart()
         self._next, self._topic_id = begins, known.topic_id
         return places
 
@@ -324,15 +357,20 @@ class Ledger:
             for record in got.records:
                 self._hear(record, now)
             if got.next != self._next[place]:
-                async with self._moved:
-                    self._next[place] = got.next
-                    self._moved.notify_all()
+                self._next[place] = got.next
+                self.claims.advance(place, got.next)
+                await self._notify()
+
+    async def _notify(self) -> None:
+        """Have the requests that wait for a change look again."""
+        async with self._moved:
+            self._moved.notify_all()
 
     def _hear(self, record: Record, now: float) -> None:
         key, owner = (record.key or b"")[:KEY], (record.key or b"")[KEY:].decode("latin-1")
         value, at = record.value, record.timestamp / 1000
         if owner and value is None:
-            self.claims.released(key, owner)
+            self.claims.released(key, owner, record.offset)
         elif owner and value is not None:
             claim = Claim(owner, value, record.offset, at + self._patience)
             self.claims.claimed(key, claim, now)
@@ -361,6 +399,9 @@ class Ledger:
             got = await piece(self._context.cluster, result.tp, result.offset)
             # The offset may be of a topic that was made anew since.
             found = got.records[0] if got.records else None
+            if found is None and not self.claims.has_read(key):
+                what = "it was done, and its answer cannot be read yet"
+                raise BrokerUnavailable(f"{what}; try again", retry_after=1.0)
             if found is None or (found.offset, found.key) != (result.offset, key):
                 what = "it was done, and its answer is not there any more"
                 raise Refusal(409, f"{what}; use another Idempotency-Key for another request")

@@ -89,7 +89,7 @@ class Producers:
         if (whole and order.failures) or not order.items:
             return outcome.respond(self._told(order, others(order)))
 
-        async def work(by: Transactions, result: Callable[[bytes], Write]) -> bytes:
+        async def work(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
             body = b""
 
             def then(placed: Placed) -> Sequence[Write]:
@@ -104,7 +104,7 @@ class Producers:
             finally:
                 release()
             self.audit(order, offsets(order.items, placed))
-            return body
+            return body, placed
 
         try:
             body, again = await self.ledger.once(scope, digest_of(data), work)

@@ -52,11 +52,12 @@ class Transactors:
         """What it left open holds up readers: have it ended in the background."""
         self.beside(_settled(transactions))
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Whatever becomes of the request."""
         task = asyncio.create_task(work)
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
+        return task
 
     async def close(self) -> None:
         """What was begun is let be done, for a moment."""
