@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from collections.abc import Sequence
 
 from support.record_sets import Item, batch
 
 TIMEOUT_S = 60.0
+NOT_LEADER = 6
 
 
 def produce_raw(servers: str, topic: str, partition: int, items: Sequence[Item]) -> int:
@@ -29,12 +31,14 @@ def produce_raw(servers: str, topic: str, partition: int, items: Sequence[Item])
     # Produce, version 3: no transactional id, acks of all replicas.
     head = struct.pack(">hhihhhi", 0, 3, 1, -1, -1, -1, 10_000)
     body = struct.pack(">i", 1) + name + struct.pack(">iii", 1, partition, len(data)) + data
-    with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
-        connection.sendall(struct.pack(">i", len(head + body)) + head + body)
-        (size,) = struct.unpack(">i", _receive(connection, 4))
-        answer = _receive(connection, size)
-    # Correlation id, number of topics, name, number of partitions, partition.
-    _, error, base = struct.unpack_from(">ihq", answer, 8 + len(name) + 4)
+    error, deadline = NOT_LEADER, time.monotonic() + TIMEOUT_S
+    while error == NOT_LEADER and time.monotonic() < deadline:  # the topic may be new
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as connection:
+            connection.sendall(struct.pack(">i", len(head + body)) + head + body)
+            (size,) = struct.unpack(">i", _receive(connection, 4))
+            answer = _receive(connection, size)
+        # Correlation id, number of topics, name, number of partitions, partition.
+        _, error, base = struct.unpack_from(">ihq", answer, 8 + len(name) + 4)
     assert error == 0, f"Kafka refuses records of {topic}: error {error}"
     return int(base)
 

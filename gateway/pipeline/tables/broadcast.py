@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Callable, Mapping
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gateway.errors import PipelineError
 from gateway.pipeline.progress import alerts
 from gateway.pipeline.run import failures
-from gateway.pipeline.unreadable.around import Around
+from gateway.pipeline.unreadable.table import TopicReader
 
 from .columns import parsed
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from gateway.config.sections.pipelines import Broadcast
@@ -128,33 +128,32 @@ def held(
             read is no table.
         job: The name of the job.
     """
-    around = Around(job, table.topic, client) if table.topic and client else None
+    reader = TopicReader(job, table.topic, client) if table.topic and client else None
 
-    def load(pieces: Sequence[Mapping[str, str]]) -> DataFrame:
-        return kept(latest(table, spark, kafka, pieces))
+    def load(raw: pa.Table | None) -> DataFrame:
+        if raw is not None:
+            return kept(newest(spark.createDataFrame(raw), table))
+        return kept(latest(table, spark, kafka))
 
     def read() -> DataFrame:
-        return around.read(load) if around else load(())
+        return reader.read(load) if reader else load(None)
 
     return Refreshed(read, table.refresh, job=job)
 
 
-def latest(
-    table: Broadcast,
-    spark: SparkSession,
-    kafka: Mapping[str, str],
-    pieces: Sequence[Mapping[str, str]] = (),
-) -> DataFrame:
+def latest(table: Broadcast, spark: SparkSession, kafka: Mapping[str, str]) -> DataFrame:
     """Return the table as it is now, one row a key.
 
     Args:
         table: Its settings.
         spark: A session.
         kafka: Spark's options of the cluster.
-        pieces: As of `Around.read`.
     """
     if table.topic is not None:
-        return _of_topic(table, spark, kafka, pieces)
+        whole = {"subscribe": table.topic, "startingOffsets": "earliest"}
+        always = {"failOnDataLoss": "false", "kafka.isolation.level": "read_committed"}
+        raw = spark.read.format("kafka").options(**kafka, **whole, **always).load()
+        return newest(raw, table)
     from pyspark.sql import functions as F
 
     assert table.path is not None
@@ -167,21 +166,6 @@ def latest(
 def kept(rows: DataFrame) -> DataFrame:
     """The same rows, of which nothing has to be read again."""
     return rows.sparkSession.createDataFrame(rows.toArrow(), schema=rows.schema)
-
-
-def _of_topic(
-    table: Broadcast,
-    spark: SparkSession,
-    kafka: Mapping[str, str],
-    pieces: Sequence[Mapping[str, str]],
-) -> DataFrame:
-    whole = {"subscribe": str(table.topic), "startingOffsets": "earliest"}
-    always = {"failOnDataLoss": "false", "kafka.isolation.level": "read_committed"}
-    parts = [
-        spark.read.format("kafka").options(**kafka, **always, **piece).load()
-        for piece in pieces or [whole]
-    ]
-    return newest(reduce(lambda one, other: one.union(other), parts), table)
 
 
 def newest(raw: DataFrame, table: Broadcast) -> DataFrame:

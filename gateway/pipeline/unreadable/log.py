@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from operator import methodcaller
 from typing import Any, NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 LAST_MILLIS = (2**63 - 1) // 1000
 """The last timestamp, in ms, that Spark can read; the first one is the negative of it."""
@@ -112,6 +113,46 @@ def find_next(
     return None
 
 
+def read_to_end(client: Mapping[str, Any], topic: str, partitions: int) -> Iterator[Any]:
+    """Yield the committed records of a topic, as messages, up to where it ends by now.
+
+    Args:
+        client: librdkafka's properties of the cluster.
+        topic: The topic's name.
+        partitions: How many it has.
+
+    Raises:
+        KafkaException: Kafka does not answer, or refuses.
+    """
+    consumer = Consumer({**client, **_READING, "queued.max.messages.kbytes": 65536})
+    try:
+        places = [TopicPartition(topic, each, OFFSET_BEGINNING) for each in range(partitions)]
+        ends: dict[int, int] = {}
+        for place in places:
+            _, ends[place.partition] = consumer.get_watermark_offsets(place, timeout=TIMEOUT_S)
+        left = {partition for partition, end in ends.items() if end > 0}
+        consumer.assign([each for each in places if each.partition in left])
+        deadline = time.monotonic() + TIMEOUT_S
+        while left:
+            messages = consumer.consume(CHUNK_RECORDS, 0.5)
+            if messages:
+                deadline = time.monotonic() + TIMEOUT_S
+            elif time.monotonic() > deadline:
+                raise _timed_out()
+            for message in messages:
+                has_ended, partition = _has_ended(message), message.partition()
+                if partition not in left:
+                    continue
+                if message.error() is None:
+                    yield message
+                    has_ended = (message.offset() or 0) >= ends[partition] - 1
+                if has_ended:
+                    left.remove(partition)
+                    consumer.incremental_unassign([TopicPartition(topic, partition)])
+    finally:
+        consumer.close()
+
+
 _READING: Mapping[str, Any] = {
     "group.id": "gateway-unreadable",  # asked for by the library; nothing is committed
     "enable.auto.commit": False,
@@ -141,14 +182,29 @@ def _next(consumer: Any) -> Any:
         message = consumer.poll(0.5)
         if message is None:
             continue
-        error = message.error()
-        if error is None:
-            return message
-        if error.code() == KafkaError._PARTITION_EOF:
+        if _has_ended(message):
             return None
-        if error.fatal() or not error.retriable():
-            raise KafkaException(error)
-    raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the topic cannot be read"))
+        if message.error() is None:
+            return message
+    raise _timed_out()
+
+
+def _has_ended(message: Any) -> bool:
+    """Return whether there are no more messages of a partition.
+
+    Raises:
+        KafkaException: The message is an error that does not pass by itself.
+    """
+    error = message.error()
+    if error is None:
+        return False
+    if error.code() != KafkaError._PARTITION_EOF and (error.fatal() or not error.retriable()):
+        raise KafkaException(error)
+    return bool(error.code() == KafkaError._PARTITION_EOF)
+
+
+def _timed_out() -> KafkaException:
+    return KafkaException(KafkaError(KafkaError._TIMED_OUT, "the topic cannot be read"))
 
 
 def _is_message_readable(message: Any) -> bool:
@@ -163,13 +219,18 @@ def _record(message: Any) -> Record:
     return Record(*place, message.key(), message.value(), headers or [], headers is None)
 
 
+_get_headers = methodcaller("headers")
+
+
 def _read_headers(message: Any) -> list[tuple[str, bytes | None]] | None:
     """Return the headers of a message; None where the client cannot read them.
 
     Kafka takes any bytes as the name of a header. confluent_kafka (2.16.1) decodes all names of a
-    record or none: of one that is not UTF-8 it raises SystemError from UnicodeDecodeError.
+    record or none: of one that is not UTF-8 it returns a result and sets UnicodeDecodeError. Where
+    Python checks for that, as for `methodcaller`, it raises SystemError. In a call that it has
+    specialised (PEP 659) it does not check, and whatever is called next raises the error.
     """
     try:
-        return list(message.headers() or [])
+        return list(_get_headers(message) or [])
     except (SystemError, UnicodeError):
         return None

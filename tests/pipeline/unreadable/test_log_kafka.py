@@ -33,3 +33,16 @@ def test_names_of_headers_may_be_any_bytes(kafka: Broker, name: bytes):
         (b"b", [], True),
         (b"c", [("h", b"1")], False),
     ]
+
+
+def test_many_records_with_such_names_are_read_one_after_the_other(kafka: Broker):
+    """The error of one was raised later, by another call, once Python had specialised the first."""
+    topic = kafka.topic(configs=ANY_TIME)
+    items = [Item(each, b"v", b"k", BEYOND, [(b"caf\xe9", b"1")]) for each in range(300)]
+    produce_raw(kafka.servers, topic, 0, items)
+    found = [
+        each
+        for chunk in read_run({"bootstrap.servers": kafka.servers}, topic, 0, 0)
+        for each in chunk
+    ]
+    assert [(each.offset, each.lacks_headers) for each in found] == [(n, True) for n in range(300)]
