@@ -78,6 +78,7 @@ def job_loop(
     finally:
         if not run.done:
             run.stop()
+        query.close(place.query)
 
 
 def run_job(spark: Any, servers: list[str], root: Path, settings: dict[str, Any]) -> Run:

@@ -111,8 +111,7 @@ class Beside:
         self._most = min(MOST, max(1, retained - 1))
         self._clock = clock
         self._looked = 0.0  # when
-        if before := _running.pop(query, None):
-            before.close()
+        close(query)
         _running[query] = self
 
     def before(self, epoch: int) -> None:
@@ -278,6 +277,12 @@ def finish(query: str) -> None:
     """Look at all that the last run of a query has left; nothing where none tells of any."""
     if found := _running.get(query):
         found.finish()
+
+
+def close(query: str) -> None:
+    """Close the clients of the last run of a query; nothing where none tells of any."""
+    if found := _running.pop(query, None):
+        found.close()
 
 
 def counted(query: Any) -> Counts:

@@ -97,6 +97,11 @@ class InputTopics:
         except PipelineError:
             return False  # the query itself meets what Kafka does not do
 
+    def close(self) -> None:
+        """Close the connections to Kafka; nothing can be asked any more."""
+        # An AdminClient has no `close`: it ends with its last reference.
+        self._admins, self._answers = {}, None
+
     def _request(self) -> dict[str, tuple[Future[Any], str]]:
         return {
             name: (topics.request_topic(admin, topic), topic)

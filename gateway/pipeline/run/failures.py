@@ -7,6 +7,7 @@ Python function the cause is the last line of a trace within a message.
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -211,3 +212,18 @@ def _first(message: str) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go of the local variables of the functions that an exception went through.
+
+    They hold on to what the functions had opened for as long as anybody holds on to the exception.
+    The exceptions that it was raised from are treated likewise. Traces can still be printed.
+    """
+    left, seen = [error], set[int]()
+    while left:
+        each = left.pop()
+        if id(each) not in seen:
+            seen.add(id(each))
+            traceback.clear_frames(each.__traceback__)
+            left += [other for other in (each.__cause__, each.__context__) if other is not None]

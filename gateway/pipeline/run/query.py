@@ -20,11 +20,13 @@ from gateway.pipeline.checkpoint.place import Place, settle_state
 from gateway.pipeline.inputs import schemas
 from gateway.pipeline.inputs.source import read_stream, sources_of
 from gateway.pipeline.jobs import inputs, output
+from gateway.pipeline.spark.callbacks import close_idle
 from gateway.pipeline.spark.connect import client, cluster_of, servers, spark_options
 from gateway.pipeline.state import damage
 from gateway.pipeline.state.files import files
 
 from . import output as records
+from .failures import clear_frames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -42,6 +44,10 @@ _NO_DATA = "Waiting for data to arrive"  # as Spark's status says it
 _FRAMES = 6  # of a thread that sleeps, above that of Spark's clock
 
 Batch = Callable[["DataFrame", int], None]
+
+# By query: of its last start. Its function holds on to them until the JVM collects the query, which
+# may take half an hour.
+_inputs: dict[str, InputTopics] = {}
 
 
 def module_of(job: Job) -> ModuleType:
@@ -82,9 +88,13 @@ def start(
         unreadable: The record that the last run ended by, to be passed over.
         inputs: The topics of its inputs, as of `input_topics`; None for those that are there now.
 
+    Whatever the last start of the same query has opened is closed.
+
     Raises:
         PipelineError: It cannot be run. What Spark says of a plan that it refuses is raised too.
     """
+    close(place.query)
+    close_idle(spark)
     tables = {
         name: read_stream(
             spark,
@@ -99,7 +109,7 @@ def start(
     }
 
     stop = ending or threading.Event()
-    known = inputs or input_topics(job, settings)
+    known = _inputs[place.query] = inputs or input_topics(job, settings)
 
     def prepare(rows: DataFrame) -> Rewound:
         sources = sources_of(rows)
@@ -115,6 +125,22 @@ def start(
     query = writer.trigger(**({"once": True} if again else _trigger(job))).start()
     damage.began(str(query.runId), job.name)
     return query
+
+
+def close(query: str) -> None:
+    """Close the clients of Kafka that the last start of a query has opened.
+
+    Spark's own consumers of the inputs stay in its cache, eight descriptors of the JVM for a start
+    with one partition, until they were unused for `spark.kafka.consumer.cache.timeout`, 5 minutes.
+
+    Args:
+        query: The id of its checkpoint. It must have ended.
+    """
+    from gateway.pipeline.exactly_once import beside
+
+    if inputs := _inputs.pop(query, None):
+        inputs.close()
+    beside.close(query)
 
 
 def input_topics(job: Job, settings: Settings) -> InputTopics:
@@ -204,9 +230,13 @@ def _writer(
 
     def for_each(rows: DataFrame, batch: Batch) -> Any:
         def run(part: DataFrame, epoch: int) -> None:
-            if not again:
-                inputs.check()
-            batch(part, epoch)
+            try:
+                if not again:
+                    inputs.check()
+                batch(part, epoch)
+            except Exception as error:
+                clear_frames(error)  # pyspark keeps it with this function, for as long as that
+                raise
             if ending.is_set():
                 retire(spark.streams.get(place.query))
 

@@ -129,6 +129,10 @@ def _run(
 
         beside.finish(places[0].query)
 
+    def close() -> None:
+        for each in places:
+            query.close(each.query)
+
     def have_inputs_changed() -> bool:
         # The others look before each batch, so that they end between two.
         return not query.retires_itself(job) and read[0].have_changed()
@@ -137,6 +141,7 @@ def _run(
     taken = made.held.enter_context(
         lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
     )
+    made.held.callback(close)
     stack.callback(made.held.close)
     return made
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+import weakref
+
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
@@ -10,6 +13,7 @@ from gateway.pipeline.run.failures import (
     LONGEST,
     Cause,
     Unreadable,
+    clear_frames,
     explain,
     find_unreadable,
     of,
@@ -132,3 +136,32 @@ def test_what_spark_raises_here_is_told_by_its_cause_in_java(spark):
     assert "overflow" in explain(raised.value)
     assert "An error occurred while calling" not in explain(raised.value)
     assert explain(OSError("no such file\nat all")) == "no such file"
+
+
+def test_an_exception_that_is_kept_does_not_keep_what_its_functions_had():
+    """pyspark keeps that of a batch: the producers of each failed start stayed open."""
+
+    class Client:
+        pass
+
+    clients = []
+
+    def interrupt() -> None:
+        client = Client()
+        clients.append(weakref.ref(client))
+        raise OSError("away")
+
+    def write() -> None:
+        client = Client()
+        clients.append(weakref.ref(client))
+        try:
+            interrupt()
+        except OSError:
+            raise ValueError("not written") from None
+
+    with pytest.raises(ValueError, match="not written") as caught:
+        write()
+    assert all(each() is not None for each in clients)
+    clear_frames(caught.value)
+    assert [each() for each in clients] == [None, None]
+    assert "in write" in "".join(traceback.format_exception(caught.value))

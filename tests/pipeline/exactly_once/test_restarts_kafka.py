@@ -1,0 +1,96 @@
+"""What the starts of a query leave behind in the process, with a real Kafka."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from confluent_kafka import Producer
+from support.brokers import Broker
+from support.pipelines import wait
+
+from gateway.config import loads
+from gateway.config.sections.pipelines import Pipelines
+from gateway.pipeline.checkpoint.place import ready
+from gateway.pipeline.exactly_once.ledger import topic_of
+from gateway.pipeline.exactly_once.recreated import InputTopics
+from gateway.pipeline.run import query
+from gateway.pipeline.spark.session import of_job
+from gateway.pipeline.state import profiles
+
+
+class Held(NamedTuple):
+    """How many of each this process has."""
+
+    descriptors: int
+    threads: int
+    clients: int  # threads of librdkafka
+
+    def fits(self, before: Held, more: int) -> bool:
+        return all(now <= then + more for now, then in zip(self, before, strict=True))
+
+
+def held() -> Held:
+    gc.collect()
+    clients = 0
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            clients += (task / "comm").read_text().startswith("rdk:")
+        except OSError:  # it has ended
+            continue
+    return Held(len(os.listdir("/proc/self/fd")), threading.active_count(), clients)
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.timeout(600)
+def test_starts_of_a_query_leave_neither_descriptors_nor_threads(
+    kafka: Broker, spark: Any, tmp_path: Path
+):
+    """Each left a connection from the JVM open, with a descriptor and a thread of its own."""
+    topic, to = kafka.topic(), kafka.topic()
+    made = {"name": "query", "type": "query", "trigger": "available-now", "to": {"topic": to}}
+    made["tables"] = {"t": {"topic": topic, "value": {"fields": {"n": "bigint"}}}}
+    made["sql"] = "SELECT n FROM t"
+    pipelines = {"checkpoints": str(tmp_path), "jobs": [made]}
+    loaded = loads(json.dumps({"kafka": {"servers": [kafka.servers]}, "pipelines": pipelines}))
+    assert isinstance(loaded.pipelines, Pipelines)
+    job = loaded.pipelines.jobs[0]
+    place = ready(str(tmp_path), job, spark)
+    session = of_job(spark, profiles.of(job))
+    producer = Producer({"bootstrap.servers": kafka.servers})
+
+    def start() -> None:
+        producer.produce(topic, b'{"n": 1}')
+        assert producer.flush(30) == 0
+        started = query.start(session, job, loaded, place)
+        assert started.awaitTermination(120)
+        assert started.lastProgress["numInputRows"] == 1
+
+    for _ in range(2):
+        start()
+    before = held()
+    for _ in range(5):
+        start()
+    try:
+        wait(lambda: held().fits(before, more=2), f"no more than 2 above {before}", within=10)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}; there are {held()}") from None
+    finally:
+        query.close(place.query)
+        kafka.admin.delete_topic(topic_of(to))
+
+
+def test_topics_of_a_query_that_ended_keep_no_client(kafka: Broker):
+    """The function of its batches keeps them until the JVM's collector runs."""
+    places = {str(each): ({"bootstrap.servers": kafka.servers}, kafka.topic()) for each in range(3)}
+    before = held()
+    inputs = InputTopics(places)
+    assert held().clients > before.clients
+    inputs.close()
+    wait(lambda: held().clients <= before.clients, "the end of the clients", within=30)
+    assert inputs.topics.keys() == places.keys()
