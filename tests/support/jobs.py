@@ -64,14 +64,11 @@ def job_loop(
         found = run.take_unreadable()
         return query.start(session, job, loaded, place, unreadable=found, inputs=inputs[0])
 
-    def have_inputs_changed() -> bool:
-        return not query.retires_itself(job) and inputs[0].have_changed()
-
     run = Run(
         job,
         start,
         finish=lambda: beside.finish(place.query),
-        have_inputs_changed=have_inputs_changed,
+        have_inputs_changed=lambda: inputs[0].have_changed(),
     )
     try:
         yield JobLoop(run)

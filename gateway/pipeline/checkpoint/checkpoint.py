@@ -105,6 +105,14 @@ class Checkpoint:
         starts = tuple(parse_offsets(line) for line in before)
         return Batch(number, starts, ends, int(_object(head).get("batchWatermarkMs", 0)))
 
+    def following(self, number: int) -> tuple[Offsets, ...]:
+        """Return where the batch behind one starts, by the lines of the sources.
+
+        Raises:
+            PipelineError: Spark forgot it.
+        """
+        return tuple(parse_offsets(line) for line in self._lines(number)[1:])
+
     def mark(self, number: int) -> str:
         """Sixteen digits that differ for two ranges under one number; "" where there is none."""
         text = self._text(f"{RECREATED}/{number}") or self._text(f"offsets/{number}")

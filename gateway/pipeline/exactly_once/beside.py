@@ -28,7 +28,7 @@ from gateway.telemetry import catalog
 from .gaps import Gaps
 from .ledger import Ledger, opened
 from .producers import Interrupted, Transactional
-from .recreated import Rewound, remember
+from .recreated import ReadTopic, Rewound, remember
 from .side import Kind, Late, Side, since_rewound, topic_of
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ _running: dict[str, Beside] = {}
 class Beside:
     """inputs: by name. sources: which of them the query's are. rewound: see `recreated`. late: the
     job's predicate of an input, for those that have one. retained: batches whose offsets are kept,
-    for the next process. clock: seconds of any monotonic one."""
+    for the next process. read: as of `Writer`. clock: seconds of any monotonic one."""
 
     def __init__(
         self,
@@ -75,6 +75,7 @@ class Beside:
         late: Mapping[str, Late],
         counted: Counts,
         retained: int = 100,
+        read: tuple[ReadTopic, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job = job
@@ -99,6 +100,7 @@ class Beside:
                 self._into,
                 checkpoint,
                 settings.catalogs,
+                read,
             )
             for name, each in inputs.items()
             if each.on_invalid == "dead-letter" or (name in late and each.late == "topic")

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gateway.errors import PipelineError, PipelineUnavailable, TopicMissing
 from gateway.pipeline import topics
@@ -28,7 +29,7 @@ from gateway.pipeline.checkpoint.checkpoint import (
     Offsets,
     Sources,
     format_offsets,
-    parse_offsets,
+    places,
 )
 from gateway.pipeline.progress import counts
 from gateway.pipeline.state.files import Files, discard_state
@@ -41,7 +42,21 @@ from .gaps import Gap
 log = logging.getLogger(__name__)
 
 FILE = "topics.json"
+POSITIONS = "rewound.json"
+"""Up to where topics that were recreated had been read, by input, with the ids of those topics."""
 CHECK_S = 5.0  # between two checks of a query that runs no Python in its batches
+
+
+class ReadTopic(NamedTuple):
+    """A topic that is read, to be looked at by a worker of Spark.
+
+    Attributes:
+        client: librdkafka's properties of its cluster.
+        topic: As it was when the query started.
+    """
+
+    client: Mapping[str, Any]
+    topic: Topic
 
 
 class InputTopics:
@@ -49,26 +64,28 @@ class InputTopics:
 
     Attributes:
         topics: By input.
+        read: The same, with their clusters.
     """
 
     def __init__(
         self,
-        places: Mapping[str, tuple[Mapping[str, Any], str]],
+        inputs: Mapping[str, tuple[Mapping[str, Any], str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Ask Kafka for the topics.
 
         Args:
-            places: By input: librdkafka's properties of its cluster, and the topic's name.
+            inputs: By name: librdkafka's properties of its cluster, and the topic's name.
             clock: Seconds of any monotonic clock.
 
         Raises:
             PipelineError: As of `topics.describe`.
         """
         self._admins = {
-            name: (topics.connect(client), topic) for name, (client, topic) in places.items()
+            name: (topics.connect(client), topic) for name, (client, topic) in inputs.items()
         }
         self.topics = {name: topics.await_topic(*each) for name, each in self._request().items()}
+        self.read = tuple(ReadTopic(inputs[name][0], each) for name, each in self.topics.items())
         self._clock = clock
         self._answers: dict[str, tuple[Future[Any], str]] | None = None
         self._due = clock() + CHECK_S
@@ -82,7 +99,7 @@ class InputTopics:
             PipelineError: Kafka refuses.
         """
         if found := self._find_recreated(self._request()):
-            raise PipelineUnavailable(f"topic {found} was recreated while the job read it")
+            raise _recreated(found)
 
     def have_changed(self) -> bool:
         """Return whether a topic is known to be recreated. Kafka is asked, and not waited for."""
@@ -119,6 +136,36 @@ class InputTopics:
         return None
 
 
+_admins: dict[tuple[int, str], Any] = {}  # of this process, by the servers of a cluster
+
+
+def check(read: Iterable[ReadTopic]) -> None:
+    """Compare topics with those that are there now, in a worker of Spark.
+
+    What was read before is of the topics that are named, as no id comes back.
+
+    Raises:
+        PipelineError: As of `InputTopics.check`.
+    """
+    asked = []
+    for each in read:
+        place = os.getpid(), str(each.client.get("bootstrap.servers"))
+        if place not in _admins:
+            _admins[place] = topics.connect(each.client)
+        asked.append((topics.request_topic(_admins[place], each.topic.name), each.topic))
+    for answer, topic in asked:
+        try:
+            found = topics.await_topic(answer, topic.name)
+        except TopicMissing:
+            continue  # another one has not been read
+        if found.id != topic.id:
+            raise _recreated(topic.name)
+
+
+def _recreated(topic: str) -> PipelineUnavailable:
+    return PipelineUnavailable(f"topic {topic} was recreated while the job read it")
+
+
 @dataclass(frozen=True, slots=True)
 class Rewound:
     """What a query that is about to start has still to tell.
@@ -145,28 +192,21 @@ class Rewound:
 
 
 def find(held: Files, topics: Mapping[str, Topic]) -> list[str]:
-    """Return the inputs whose topics were recreated since the checkpoint's last batch.
+    """Return the inputs whose topics were recreated since the query read them.
 
     Args:
         held: The files of the checkpoint.
         topics: By input.
     """
-    try:
-        known = json.loads(held.read(FILE))
-    except FileNotFoundError:
-        return []
+    known = _load(held, FILE)
     return [name for name, topic in topics.items() if known.get(name, topic.id) != topic.id]
 
 
 def remember(held: Files, topics: Mapping[str, Topic]) -> None:
     """Write the ids of the topics that the batches from now on read."""
     ids = {name: topic.id for name, topic in topics.items()}
-    try:
-        if json.loads(held.read(FILE)) == ids:
-            return
-    except FileNotFoundError:
-        pass
-    held.write(FILE, json.dumps(ids, indent=1).encode())
+    if _load(held, FILE) != ids:
+        held.write(FILE, json.dumps(ids, indent=1).encode())
 
 
 def rewind(
@@ -186,55 +226,79 @@ def rewind(
     Returns:
         A gap of each partition: it ends before it begins, as the new log does.
     """
-    done, planned = checkpoint.committed(), checkpoint.planned()
+    before = _note_positions(held, checkpoint, sources, name)
     begin = {(topic.name, each): 0 for each in range(topic.partitions)}
-    before: dict[tuple[str, int], int] = {}
+    done, planned = checkpoint.committed(), checkpoint.planned()
     if done is None:
-        for number, starts in enumerate(checkpoint.initial()):
+        for number in range(len(checkpoint.initial())):
             if sources.numbers[number] == name:
-                before |= starts
                 write_initial(held, number, begin)
     for number in {each for each in (done, planned) if each is not None}:
-        ends = _rewind_batch(held, sources, name, number, begin)
-        if number == done:
-            before |= ends
-    if done is not None and not before:
-        before = _find_ends(checkpoint, sources, name, done)
+        _rewind_batch(held, sources, name, number, begin)
     # An interrupted batch made it of the records that are gone.
     discard_state(held, 0 if done is None else done + 1)
     return [Gap(*place, offset, 0) for place, offset in sorted(before.items())]
 
 
-def _find_ends(checkpoint: Checkpoint, sources: Sources, name: str, number: int) -> Offsets:
-    """Return where an input's last batch before one ended that had offsets of it.
+def _note_positions(held: Files, checkpoint: Checkpoint, sources: Sources, name: str) -> Offsets:
+    """Return up to where the topic that is gone was read.
 
-    A query that meets that the topic is missing goes on with batches that have none.
+    They are written before the offsets are changed. So they are the same where a start is killed,
+    and where the topic is recreated once more before the gap was told.
     """
+    noted, known = _load(held, POSITIONS), _load(held, FILE).get(name)
+    if name not in noted or noted[name]["id"] != known:
+        offsets = json.loads(format_offsets(_find_positions(checkpoint, sources, name)))
+        noted[name] = {"id": known, "offsets": offsets}
+        held.write(POSITIONS, json.dumps(noted).encode())
+    return places(noted[name]["offsets"])
+
+
+def _find_positions(checkpoint: Checkpoint, sources: Sources, name: str) -> Offsets:
+    """Return where an input would be read on."""
+    number = checkpoint.committed()
     found: Offsets = {}
+    if number is None:
+        for at, starts in enumerate(checkpoint.initial()):
+            if sources.numbers[at] == name:
+                found |= starts
+        return found
+    found = _read_starts(checkpoint, sources, name, number)
+    # A query that meets that the topic is missing goes on with batches that have no offsets of it.
     while number and not found:
         number -= 1
         try:
-            batch = checkpoint.batch(number)
-        except PipelineError:  # its offsets are no longer kept
+            found = _read_starts(checkpoint, sources, name, number)
+        except PipelineError:  # the offsets are no longer kept
             break
-        for part in sources.select(batch, name).end:
-            found |= part
     return found
 
 
-def _rewind_batch(held: Files, sources: Sources, name: str, number: int, begin: Offsets) -> Offsets:
-    """Let a batch end at the begin of an input's topic; return where the next one would start."""
+def _read_starts(checkpoint: Checkpoint, sources: Sources, name: str, number: int) -> Offsets:
+    """Return where the batch behind one starts."""
+    found: Offsets = {}
+    for source, offsets in zip(sources.lines, checkpoint.following(number), strict=True):
+        if source == name:
+            found |= offsets
+    return found
+
+
+def _rewind_batch(held: Files, sources: Sources, name: str, number: int, begin: Offsets) -> None:
+    """Let a batch end at the begin of an input's topic."""
     saved, text = f"{RECREATED}/{number}", held.read(f"offsets/{number}")
     if saved not in held.sizes():
         held.write(saved, text)
-    lines, kept = text.decode().splitlines(), held.read(saved).decode().splitlines()
-    starts: Offsets = {}
+    lines = text.decode().splitlines()
     for at, source in enumerate(sources.lines):
-        if source != name:
-            continue
-        moved, now = forget_ends(held, number, at), parse_offsets(lines[2 + at])
-        # Of one that was rewound already, the offsets are kept as they were.
-        starts |= (parse_offsets(kept[2 + at]) | moved) if now == begin else now
-        lines[2 + at] = format_offsets(begin)
+        if source == name:
+            forget_ends(held, number, at)
+            lines[2 + at] = format_offsets(begin)
     held.write(f"offsets/{number}", "\n".join(lines).encode())
-    return starts
+
+
+def _load(held: Files, name: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(held.read(name))
+    except FileNotFoundError:
+        return {}
+    return found

@@ -26,6 +26,7 @@ from gateway.pipeline.checkpoint.checkpoint import Batch, Checkpoint, Offsets
 from gateway.pipeline.inputs import source
 from gateway.pipeline.spark.connect import client
 
+from .recreated import ReadTopic
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Side:
     """Of one input of one job.
 
     name: of the input. query, output, checkpoint: as of `Writer`. kafka: the input's cluster.
-    into: the output's, where letters go as well.
+    into: the output's, where letters go as well. read: as of `Writer`.
 
     Batches are given in their order, all of them one after the other; their records are sent
     under the number of the last one.
@@ -116,6 +117,7 @@ class Side:
     into: Kafka
     checkpoint: Checkpoint
     catalogs: source.Catalogs
+    read: tuple[ReadTopic, ...] = ()
     _writers: dict[Kind, Writer] = field(default_factory=dict)
 
     def invalid(self, batches: Sequence[Batch]) -> int:
@@ -166,6 +168,7 @@ class Side:
                 client(self.into),
                 checkpoint=self.checkpoint,
                 ledger=self.output.topic,
+                read=self.read,
             )
         return self._writers[kind]
 

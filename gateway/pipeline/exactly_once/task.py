@@ -17,6 +17,7 @@ from . import letters, producers
 from .ledger import Ledger, writer_key
 from .plan import Plan, Superseded, current, due
 from .producers import Interrupted, Transactional, WriteRefused
+from .recreated import ReadTopic, check
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,6 +49,7 @@ class Task:
 
     topic: of rows that name none. limit: bytes of a row that it takes; dead: the topic for those
     that are larger. served: which process had which writer last, and committed.
+    read: what the rows are made of; nothing is committed where such a topic was recreated since.
     timeout: s, of transactions. An instance of an importable class is pickled by its name, so the
     producers that its module keeps are found again.
     """
@@ -62,6 +64,7 @@ class Task:
     served: Mapping[int, str]
     limit: int
     dead: str
+    read: tuple[ReadTopic, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yields one row of `OUTCOME`. Raises Interrupted, Superseded, CheckpointRefused."""
@@ -95,6 +98,8 @@ class Task:
                 large += found.num_rows
                 spent += time.monotonic() - began
             began = time.monotonic()
+            # The rows went through a shuffle, so that all of the batch has been read by now.
+            check(self.read)
             self._commit(producer, writer)
         except (Interrupted, WriteRefused):
             raise

@@ -77,13 +77,13 @@ _TIMESTAMP_ADVICE = (
 _KAFKA = re.compile(r"org\.apache\.kafka\.common\.errors\.(\w+)|KafkaError\{code=(\w+)")
 _RETRIED = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(Timeout|Disconnect|Network|BrokerNotAvailable|"
-    r"NotLeaderOr\w+|LeaderNotAvailable|CoordinatorNotAvailable|CoordinatorLoadInProgress|"
-    r"NotEnoughReplicas\w*|Retriable|FencedLeaderEpoch|UnknownLeaderEpoch|NotController)\w*"
+    r"NotLeaderOr\w+|UnknownTopicOrPartition|LeaderNotAvailable|CoordinatorNotAvailable|"
+    r"CoordinatorLoadInProgress|NotEnoughReplicas\w*|Retriable|FencedLeaderEpoch|UnknownLeaderEpoch|NotController)\w*"
     r"|java\.net\.(ConnectException|SocketTimeoutException|UnknownHostException|SocketException)"
     r"|KafkaError\{code=(_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|_MSG_TIMED_OUT|_RESOLVE|_FENCED|"
     r"_TIMED_OUT_QUEUE|REQUEST_TIMED_OUT|COORDINATOR_\w+|NOT_COORDINATOR|LEADER_NOT_AVAILABLE|"
-    r"NOT_LEADER\w*|NOT_ENOUGH_REPLICAS\w*|CONCURRENT_TRANSACTIONS|PRODUCER_FENCED|"
-    r"INVALID_PRODUCER_EPOCH)\b"
+    r"NOT_LEADER\w*|UNKNOWN_TOPIC_OR_PART|NOT_ENOUGH_REPLICAS\w*|CONCURRENT_TRANSACTIONS|"
+    r"PRODUCER_FENCED|INVALID_PRODUCER_EPOCH)\b"
     r"|\b(RegistryUnavailable|BrokerUnavailable|PipelineUnavailable|TopicMissing|Interrupted):"
     r"|Failed to (?:create new|construct) Kafka\w*"
 )

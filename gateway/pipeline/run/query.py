@@ -117,7 +117,7 @@ def start(
         # What it ended by may be of a topic whose offsets the checkpoint did not know.
         topics = {rewound.topics[name].name for name in rewound.gaps}
         if unreadable is not None and unreadable.topic not in topics:
-            _pass_over(spark, job, settings, place, sources, unreadable, stop)
+            _pass_over(spark, job, settings, place, sources, unreadable, stop, known)
         return rewound
 
     writer = _writer(spark, job, settings, place, tables, again, stop, known, prepare)
@@ -227,13 +227,19 @@ def _writer(
     prepare: Callable[[DataFrame], Rewound],
 ) -> Any:
     mode = module_of(job).mode(job)
+    to = output(job)
+    exact = to is not None and to.guarantee == "exactly-once"
 
     def for_each(rows: DataFrame, batch: Batch) -> Any:
         def run(part: DataFrame, epoch: int) -> None:
             try:
-                if not again:
+                if again:
+                    batch(part, epoch)
+                else:
                     inputs.check()
-                batch(part, epoch)
+                    batch(part, epoch)
+                    if not exact:  # else it has been checked before the rows were committed
+                        inputs.check()
             except Exception as error:
                 clear_frames(error)  # pyspark keeps it with this function, for as long as that
                 raise
@@ -247,7 +253,6 @@ def _writer(
 
         prepare(tables["from"]).log_gaps(job.name)
         return for_each(tables["from"], Loader(job))
-    to = output(job)
     assert to is not None
     kafka = cluster_of(settings.clusters, to.kafka)
 
@@ -255,7 +260,7 @@ def _writer(
         rewound = prepare(rows)
         if again:
             return _nowhere
-        return _put(spark, job, to, settings, place, sources_of(rows), rewound)
+        return _put(spark, job, to, settings, place, sources_of(rows), rewound, inputs)
 
     if isinstance(job, config.Enrich) and isinstance(job.table, config.Broadcast):
         batch = _joined(spark, job, settings, batch_of(tables["from"]))
@@ -317,6 +322,7 @@ def _put(
     place: Place,
     sources: Sources,
     rewound: Rewound,
+    inputs: InputTopics,
 ) -> Batch:
     """How encoded rows of a batch get into Kafka. What is beside them first: gaps, and what
     batches before left out."""
@@ -326,7 +332,7 @@ def _put(
     if not (once or _told(job)):
         rewound.log_gaps(job.name)
         return append
-    beside = _beside(spark, job, to, settings, place, sources, rewound)
+    beside = _beside(spark, job, to, settings, place, sources, rewound, inputs)
     if not once:
 
         def put_again(rows: DataFrame, epoch: int) -> None:
@@ -339,7 +345,9 @@ def _put(
 
     checkpoint = Checkpoint(place.location, spark)
     name = owner_name(job, settings)
-    writer = Writer(place.query, to, client(kafka), checkpoint=checkpoint, job=name)
+    writer = Writer(
+        place.query, to, client(kafka), checkpoint=checkpoint, job=name, read=inputs.read
+    )
 
     def put(rows: DataFrame, epoch: int) -> None:
         writer.prepare(epoch)  # a checkpoint that it refuses tells nothing beside its rows either
@@ -394,6 +402,7 @@ def _beside(
     place: Place,
     sources: Sources,
     rewound: Rewound,
+    inputs: InputTopics,
 ) -> Beside:
     from gateway.pipeline.exactly_once.beside import Beside, counted
     from gateway.pipeline.exactly_once.side import of_job
@@ -412,6 +421,7 @@ def _beside(
         late={name: of_job(module, job, name) for name in read(job) if hasattr(module, "late")},
         counted=counted(lambda: spark.streams.get(place.query)),
         retained=job.state.retain,
+        read=inputs.read,
     )
 
 
@@ -423,24 +433,26 @@ def _pass_over(
     sources: Sources,
     unreadable: Unreadable,
     ending: threading.Event,
+    inputs: InputTopics,
 ) -> None:
     """Edit the checkpoint so that the query gets past a record. Raises PipelineError."""
     from gateway.pipeline.unreadable import skip
     from gateway.pipeline.unreadable.letters import DeadLetters
     from gateway.pipeline.unreadable.offsets import find_unfinished
 
-    def source(each: Input) -> skip.Source:
+    def source(name: str, each: Input) -> skip.Source:
         to = output(job)
         wanted = to is not None and each.on_invalid == "dead-letter"
         letters = None
         if to is not None and wanted and (to.guarantee == "exactly-once" or _told(job)):
             letters = DeadLetters(place.query, to, cluster_of(settings.clusters, to.kafka))
-        return skip.Source(each, cluster_of(settings.clusters, each.kafka), letters)
+        kafka = cluster_of(settings.clusters, each.kafka)
+        return skip.Source(each, kafka, inputs.topics[name], letters)
 
     checkpoint = Checkpoint(place.location, spark)
     unfinished = find_unfinished(files(place.location, spark), checkpoint, sources)
-    known = {name: source(each) for name, each in read(job).items()}
-    skip.pass_over(job.name, known, unfinished, unreadable, ending)
+    known = {name: source(name, each) for name, each in read(job).items()}
+    skip.pass_over(job.name, known, unfinished, unreadable, ending, check=inputs.check)
 
 
 def _rewind(
@@ -466,6 +478,8 @@ def _rewind(
             raise PipelineError(f"{what}; write onDataLoss: gap, or start anew with --fresh")
         checkpoint = Checkpoint(place.location, spark)
         gaps[name] = recreated.rewind(held, checkpoint, sources, name, topics[name])
+    if not (gaps or again):
+        recreated.remember(held, topics)  # before Spark plans a batch
     return recreated.Rewound(held, topics, gaps)
 
 

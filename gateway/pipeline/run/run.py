@@ -80,7 +80,7 @@ class Run:
                 self._failed(failure._replace(transient=failure.transient or self.damaged))
             else:
                 self._finished()
-        elif self._have_inputs_changed():
+        elif self._have_inputs_changed() and self._may_stop():
             self._query.stop()
             self._query = None
             self._failed(Failure("a topic was recreated while the job read it", True))
@@ -125,6 +125,10 @@ class Run:
         self.reason = reason
         log.error("job %s failed: %s", self.job.name, reason)
         self._end()
+
+    def _may_stop(self) -> bool:
+        """Return whether no batch is cut off; one in Python looks at its topics by itself."""
+        return not query.retires_itself(self.job) or self._query_waits(self._query)
 
     def _begin(self) -> None:
         self._began = self._clock()

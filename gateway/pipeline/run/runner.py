@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.config.sections.pipeline import Job
 from gateway.config.sections.pipelines import Join, Pipelines
 from gateway.config.sections.settings import Settings
-from gateway.errors import PipelineError
+from gateway.errors import PipelineError, TopicMissing
 from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.place import Place, ready
 from gateway.pipeline.inputs.schemas import has_schema
@@ -111,7 +111,7 @@ def _run(
 
     def start() -> Any:
         _outputs(settings, job)
-        _inputs(settings, job)
+        _inputs(settings, job, has_run=bool(read))
         taken.take()
         if not places:
             hot = partial(_hot, spark, settings, job)
@@ -133,11 +133,7 @@ def _run(
         for each in places:
             query.close(each.query)
 
-    def have_inputs_changed() -> bool:
-        # The others look before each batch, so that they end between two.
-        return not query.retires_itself(job) and read[0].have_changed()
-
-    made = Run(job, start, finish=finish, have_inputs_changed=have_inputs_changed)
+    made = Run(job, start, finish=finish, have_inputs_changed=lambda: read[0].have_changed())
     taken = made.held.enter_context(
         lease.Lease(f"{pipelines.checkpoints.rstrip('/')}/{job.name}", job.name)
     )
@@ -177,10 +173,17 @@ def _outputs(settings: Settings, job: Job) -> None:
         topics.ensure(kafka, dead_letters_of(to.topic), None, known)
 
 
-def _inputs(settings: Settings, job: Job) -> None:
-    """Raises PipelineError for a topic that is not there: Spark would say so after a minute."""
+def _inputs(settings: Settings, job: Job, *, has_run: bool) -> None:
+    """Look whether the topics are there: Spark would say so after a minute.
+
+    Raises:
+        TopicMissing: One is not there that the job has read, and may be recreated.
+        PipelineError: One is not there.
+    """
     for each in query.read(job).values():
         if each.topic not in topics.present(cluster_of(settings.clusters, each.kafka)):
+            if has_run:
+                raise TopicMissing(f"topic {each.topic} does not exist any more")
             raise PipelineError(f"topic {each.topic} does not exist; make it, or correct its name")
 
 

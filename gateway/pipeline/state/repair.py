@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gateway.errors import PipelineError
-from gateway.pipeline.unreadable.offsets import restore_starts, use_real_ends
+from gateway.pipeline.unreadable.offsets import is_rewound, restore_starts, use_real_ends
 
 from . import layout
 from .chosen import Damage, Look, batch_of, stores
@@ -128,16 +128,22 @@ def _whole_before(look: Look, newest: int, damage: list[Damage]) -> int:
     known = layout.batches(look.sizes, "offsets")
     done = set(layout.batches(look.sizes, "commits"))
     partitions = layout.partitions_of(look.files.read(f"offsets/{newest}"))
+    recreated = ""
     batch = newest - 1
     while batch + 1 in known and batch in known and batch in done:
         if layout.partitions_of(look.files.read(f"offsets/{batch}")) != partitions:
             break  # a rescaling cannot be done again from its offsets
+        if is_rewound(look.files, batch + 1):
+            recreated = f"batch {batch + 1} read a topic that was recreated since"
+            break
         met, whole = _look(look, batch)
         damage += met
         if whole:
             return batch
         batch -= 1
     said = "; ".join({str(found): None for found in damage}) or "versions are missing"
+    if recreated:
+        said += f"; {recreated}"
     raise PipelineError(
         f"{look.files.where}: {said}; and no older batch is whole: restore a backup, or begin anew "
         "with --fresh"

@@ -22,7 +22,7 @@ from gateway.pipeline.checkpoint.checkpoint import (
     Offsets,
     Sources,
     format_offsets,
-    places,
+    parse_offsets,
 )
 from gateway.pipeline.state.files import Files, discard_state
 
@@ -158,20 +158,30 @@ def restore_starts(held: Files) -> None:
             use_real_ends(held, int(number), real=False)
 
 
-def forget_ends(held: Files, number: int, line: int) -> Offsets:
-    """Let a batch end where its offsets say, as its topic was recreated. May be repeated.
-
-    Returns:
-        Where the next batch would have started, of the partitions whose starts were moved.
-    """
+def forget_ends(held: Files, number: int, line: int) -> None:
+    """Let a batch end where its offsets say, as the topic of a source was recreated."""
     if (kept := _read_kept(held, number)) is None:
-        return {}
-    forgotten = kept.setdefault("forgotten", [{} for _ in kept["starts"]])
-    if kept["starts"][line]:
-        forgotten[line] = kept["starts"][line]
-    kept["ends"][line] = kept["starts"][line] = {}
+        return
+    kept["ends"][line] = {}
+    kept["starts"][line] = {}
     _write_kept(held, number, kept)
-    return places(forgotten[line])
+
+
+def is_rewound(held: Files, number: int) -> bool:
+    """Return whether the records of a batch may be gone, as a topic of it was recreated since.
+
+    Its offsets were set back then, or emptied before the batch was done.
+    """
+    try:
+        before = held.read(f"{RECREATED}/{number}").decode().splitlines()[2:]
+    except FileNotFoundError:
+        return False
+    now = held.read(f"offsets/{number}").decode().splitlines()[2:]
+    return any(
+        parse_offsets(line).get(place, 0) < offset
+        for line, kept in zip(now, before, strict=True)
+        for place, offset in parse_offsets(kept).items()
+    )
 
 
 def _keep(held: Files, number: int, line: int, topic: str, partition: int, offset: int) -> None:

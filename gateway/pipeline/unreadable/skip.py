@@ -13,10 +13,10 @@ from confluent_kafka import KafkaException
 from gateway.config import Kafka
 from gateway.config.sections.pipeline import Input
 from gateway.errors import PipelineError, PipelineUnavailable
-from gateway.pipeline import topics
 from gateway.pipeline.progress import counts
 from gateway.pipeline.run.failures import Unreadable, of_kafka
 from gateway.pipeline.spark.connect import client
+from gateway.pipeline.topics import Topic
 from gateway.telemetry import catalog
 
 from .letters import DeadLetters, Origin
@@ -35,11 +35,13 @@ class Source:
     Attributes:
         input: Its settings.
         kafka: Its cluster.
+        topic: Its topic, as it is read.
         letters: Where its dead letters go; None where it has none.
     """
 
     input: Input
     kafka: Kafka
+    topic: Topic
     letters: DeadLetters | None
 
 
@@ -50,6 +52,8 @@ def pass_over(
     found: Unreadable,
     ending: threading.Event,
     limit: float = PASS_S,
+    *,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Edit a checkpoint so that its query gets past a record, before the query is begun again.
 
@@ -65,6 +69,8 @@ def pass_over(
         found: The record that it failed by.
         ending: Once it is set, no more records are passed over than the one that was begun with.
         limit: How many seconds they are passed over at most. What is left ends the query again.
+        check: Raises PipelineUnavailable where a topic was recreated since; called before letters
+            are sent of what was read.
 
     Raises:
         PipelineUnavailable: The batch does not have the record, as where another process runs the
@@ -81,7 +87,7 @@ def pass_over(
         what = "the batch that the job is to do next does not have it; no other process may run "
         raise PipelineUnavailable(f"{found.reason}; {what}the job")
     passing = _Passing(
-        job, sources, unfinished, lambda: ending.is_set() or time.monotonic() > deadline
+        job, sources, unfinished, lambda: ending.is_set() or time.monotonic() > deadline, check
     )
     try:
         passing.pass_found(found, ranges)
@@ -113,6 +119,7 @@ class _Passing:
 
     Attributes:
         should_stop: Return whether to pass over no more.
+        check: As of `pass_over`.
         passed: By input, topic and partition. A table that a query reads twice has two ranges, and
             its records are told once.
     """
@@ -121,6 +128,7 @@ class _Passing:
     sources: Mapping[str, Source]
     unfinished: Unfinished
     should_stop: Callable[[], bool]
+    check: Callable[[], None]
     passed: dict[tuple[str, str, int], _Passed] = field(default_factory=dict)
 
     def pass_found(self, found: Unreadable, ranges: Iterable[Range]) -> None:
@@ -194,8 +202,8 @@ class _Passing:
         if not records:
             return
         if source.letters is not None:
-            topic = topics.describe(client(source.kafka), range.topic)
-            source.letters.send(Origin(range.name, topic, range.partition), records)
+            self.check()
+            source.letters.send(Origin(range.name, source.topic, range.partition), records)
         counts.add(catalog.PIPELINE_UNREADABLE, len(records), self.job, range.topic)
         passed.records += len(records)
         passed.timestamp = records[0].timestamp

@@ -8,6 +8,7 @@ from gateway.pipeline.exactly_once.gaps import Gap
 from gateway.pipeline.exactly_once.recreated import find, remember, rewind
 from gateway.pipeline.state.files import Local
 from gateway.pipeline.topics import Topic
+from gateway.pipeline.unreadable.offsets import is_rewound
 
 SOURCES = Sources(("eu", "us"), ("eu", "us"))
 OLD = {"eu": Topic("orders", "A", 2), "us": Topic("orders", "B", 1)}
@@ -78,10 +79,36 @@ def test_a_gap_begins_where_the_topic_was_read_to_before_it_was_missing(tmp_path
 def test_a_topic_that_is_recreated_twice_has_the_gap_of_each(tmp_path: Path):
     held, checkpoint = Local(tmp_path), Checkpoint(str(tmp_path))
     write_initial(held, {"0": 0}, {"0": 0})
-    for number, us, position in ((0, 10, 10), (1, 6, 6)):
+    for number, us, known in ((0, 10, "B"), (1, 6, "C")):
         ends = "\n".join(json.dumps({"orders": {"0": each}}) for each in (4, us))
         held.write(f"offsets/{number}", f"v1\n{{}}\n{ends}".encode())
         held.write(f"commits/{number}", b"v1\n{}")
+        remember(held, OLD | {"us": Topic("orders", known, 1)})
         for _ in range(2):
-            found = rewind(held, checkpoint, SOURCES, "us", NEW["us"])
-            assert found == [Gap("orders", 0, position, 0)]
+            found = rewind(held, checkpoint, SOURCES, "us", Topic("orders", "D", 1))
+            assert found == [Gap("orders", 0, us, 0)]
+    remember(held, OLD | {"us": Topic("orders", "D", 1)})  # nothing of it is read
+    assert rewind(held, checkpoint, SOURCES, "us", NEW["us"]) == [Gap("orders", 0, 0, 0)]
+
+
+def test_a_gap_that_was_not_told_before_the_next_one_keeps_its_begin(tmp_path: Path):
+    """The topic was recreated, empty, and again, with more partitions: the gap began at 0."""
+    held, checkpoint = Local(tmp_path), Checkpoint(str(tmp_path))
+    write_initial(held, {"0": 0}, {"0": 0})
+    held.write("offsets/0", b'v1\n{}\n{"orders":{"0":4}}\n{"orders":{"0":10}}')
+    held.write("commits/0", b"v1\n{}")
+    remember(held, OLD)
+    for topic in (Topic("orders", "C", 1), Topic("orders", "D", 3)):
+        assert rewind(held, checkpoint, SOURCES, "us", topic) == [Gap("orders", 0, 10, 0)]
+    assert checkpoint.batch(0).end[1] == {("orders", each): 0 for each in range(3)}
+
+
+def test_a_batch_of_a_topic_that_was_recreated_since_cannot_be_done_again(tmp_path: Path):
+    held, checkpoint = Local(tmp_path), Checkpoint(str(tmp_path))
+    write_initial(held, {"0": 0}, {"0": 0})
+    for number, us in enumerate((5, 10)):
+        ends = "\n".join(json.dumps({"orders": {"0": each}}) for each in (us * 2, us))
+        held.write(f"offsets/{number}", f"v1\n{{}}\n{ends}".encode())
+        held.write(f"commits/{number}", b"v1\n{}")
+    rewind(held, checkpoint, SOURCES, "us", NEW["us"])
+    assert [is_rewound(held, number) for number in range(2)] == [False, True]

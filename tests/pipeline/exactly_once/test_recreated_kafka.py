@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 import logging
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from support import paper
 from support.brokers import Broker
 from support.jobs import job_loop, run_job
 from support.letters import committed
+from support.pipelines import Story, wait
 from support.redis import RedisServer
 
+from gateway.errors import PipelineError
 from gateway.pipeline.exactly_once.ledger import topic_of
+from gateway.pipeline.state import mend
+from gateway.pipeline.state.files import files
 from gateway.pipeline.tables.redis import Redis, Server
 
 BEYOND = 2**60
@@ -32,16 +39,19 @@ def query_of(topic: str, to: str, guarantee: str, trigger: str = "available-now"
     return made | {"tables": {"t": read}, "sql": "SELECT n FROM t"}
 
 
-def produce(kafka: Broker, topic: str, numbers: range, *, timestamp: int = 0) -> None:
+def produce(
+    kafka: Broker, topic: str, numbers: range, *, partition: int = 0, timestamp: int = 0
+) -> None:
     producer = Producer({"bootstrap.servers": kafka.servers})
     for number in numbers:
-        producer.produce(topic, json.dumps({"n": number}), str(number), timestamp=timestamp)
+        value = json.dumps({"n": number})
+        producer.produce(topic, value, str(number), partition, timestamp=timestamp)
     assert producer.flush(30) == 0
 
 
-def recreate(kafka: Broker, topic: str) -> None:
+def recreate(kafka: Broker, topic: str, partitions: int = 1) -> None:
     kafka.admin.delete_topic(topic)
-    kafka.create_topic(topic, configs=ANY_TIME)
+    kafka.create_topic(topic, partitions, configs=ANY_TIME)
 
 
 def rows_of(kafka: Broker, to: str) -> list[int]:
@@ -114,6 +124,134 @@ def test_a_query_that_runs_begins_again(
     if guarantee == "exactly-once":
         assert rows_of(kafka, to) == sorted([*due, 200])
     assert gaps_of(kafka, to) == ([(10, 0, "recreated")] if TELLING[guarantee] else [])
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.timeout(600)
+def test_a_batch_that_read_a_topic_while_it_was_recreated_is_not_committed(
+    kafka: Broker, spark: Any, tmp_path: Path
+):
+    """Its rows of the new topic were written, and again by the next batch."""
+    partitions = 4  # two cores: the last ones are read after the first
+    topic, to = kafka.topic(partitions), kafka.topic()
+    for each in range(partitions):
+        produce(kafka, topic, range(100 * each, 100 * each + 8), partition=each)
+    job = query_of(topic, to, "exactly-once", "0s")
+    job["sql"] = (
+        "SELECT n FROM t WHERE java_method('java.util.concurrent.locks.LockSupport', 'parkNanos', "
+        "CAST(1000000000 AS BIGINT)) IS NOT NULL"
+    )
+    with job_loop(spark, [kafka.servers], tmp_path, job) as loop:
+        started = tmp_path / "query" / "v1" / "offsets" / "0"
+        loop.look_until(started.exists, "first batch")
+        deadline = time.monotonic() + 4  # into the batch, which takes 16 s
+        loop.look_until(lambda: time.monotonic() > deadline, "time")
+        recreate(kafka, topic, partitions)
+        for each in range(partitions):
+            produce(kafka, topic, range(1000 + 100 * each, 1009 + 100 * each), partition=each)
+        due = [1000 + 100 * part + each for part in range(partitions) for each in range(9)]
+        loop.look_until(lambda: set(due) <= set(rows_of(kafka, to)), "rows of the new topic")
+    assert [each for each in rows_of(kafka, to) if each >= 1000] == due
+    kafka.admin.delete_topic(topic_of(to))
+    kafka.admin.delete_topic(f"{to}.gaps")
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.timeout(600)
+def test_a_new_topic_that_ends_where_the_old_one_did_is_read(
+    kafka: Broker, spark: Any, tmp_path: Path, places: tuple[str, str]
+):
+    """Spark plans no batch for it, and topics were compared in batches only: the job stalled."""
+    topic, to = places
+    produce(kafka, topic, range(10))
+    with job_loop(
+        spark, [kafka.servers], tmp_path, query_of(topic, to, "exactly-once", "8s")
+    ) as job:
+        job.look_until((tmp_path / "query" / "v1" / "commits" / "0").exists, "first batch")
+        recreate(kafka, topic)
+        produce(kafka, topic, range(100, 110))
+        job.look_until(lambda: 109 in rows_of(kafka, to), "rows of the new topic")
+    assert rows_of(kafka, to) == [*range(10), *range(100, 110)]
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.timeout(600)
+def test_a_topic_is_known_before_the_first_batch_is_planned(
+    kafka: Broker, spark: Any, tmp_path: Path, places: tuple[str, str]
+):
+    """A job that failed before its first batch read the new topic from the old end."""
+    topic, to = places
+    produce(kafka, topic, range(10))
+    table, read = tmp_path / "table", {"topic": topic, "value": {"fields": {"n": "bigint"}}}
+    held = {"kind": "broadcast", "path": str(table), "key": "n", "fields": {"x": "string"}}
+    job = {"name": "query", "type": "enrich", "trigger": "available-now", "from": read}
+    job |= {"on": "n", "table": held, "to": {"topic": to}}
+    reason = run_job(spark, [kafka.servers], tmp_path, job).reason
+    assert reason is not None
+    assert "table" in reason
+    recreate(kafka, topic)
+    spark.sql("SELECT CAST(1 AS BIGINT) n, 'x' x").write.parquet(str(table))
+    produce(kafka, topic, range(100, 103))
+    for last in (103, 115):
+        produce(kafka, topic, range(last, last + 1))
+        assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
+    assert rows_of(kafka, to) == [100, 101, 102, 103, 115]
+    assert gaps_of(kafka, to) == [(0, 0, "recreated")]
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.timeout(600)
+def test_state_of_a_topic_that_is_gone_is_not_made_again_of_another(
+    kafka: Broker, spark: Any, tmp_path: Path, places: tuple[str, str]
+):
+    """Batches were done again with records of the new topic, and counted 51 of 56."""
+    topic, to = places
+    job = query_of(topic, to, "exactly-once")
+    job |= {"sql": "SELECT 1 AS k, count(*) AS n FROM t GROUP BY 1", "emit": "updates"}
+    for first in (0, 10, 20):
+        produce(kafka, topic, range(first, first + 10))
+        assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
+    recreate(kafka, topic)
+    produce(kafka, topic, range(25))
+    assert run_job(spark, [kafka.servers], tmp_path, job).reason is None
+    assert rows_of(kafka, to)[-1] == 55
+    location = tmp_path / "query" / "v1"
+    for each in sorted((location / "state").rglob("*")):
+        version = each.name.split(".")[0].split("_")[0]
+        if each.suffix in (".changelog", ".zip") and version.isdigit() and int(version) >= 2:
+            paper.cut(each)
+    with pytest.raises(PipelineError, match="read a topic that was recreated since"):
+        mend.mend(files(str(location), spark), "query", lambda: None, damaged=True)
+
+
+@dataclass
+class Endless(Story):
+    """Its job runs until it is ended."""
+
+    def settings(self, **changed: Any) -> dict[str, Any]:
+        found = super().settings(**changed)
+        found["pipelines"]["jobs"][0]["trigger"] = "0s"
+        return found
+
+
+@pytest.mark.needs("java17")
+@pytest.mark.timeout(600)
+def test_a_job_waits_for_a_topic_that_is_away(
+    kafka: Broker, tmp_path: Path, places: tuple[str, str]
+):
+    """Spark gives up after 3 s; the job was at its end then, and its process perhaps not."""
+    topic, to = places
+    produce(kafka, topic, range(10))
+    story = Endless(query_of(topic, to, "exactly-once"), [kafka.servers], tmp_path)
+    with story.running() as run:
+        wait(lambda: run.ended or len(rows_of(kafka, to)) >= 10, "rows of the old topic")
+        kafka.admin.delete_topic(topic)
+        wait(lambda: run.ended or run.said("begins again"), "a job that waits")
+        kafka.create_topic(topic, configs=ANY_TIME)
+        produce(kafka, topic, range(100, 112))
+        wait(lambda: run.ended or len(rows_of(kafka, to)) >= 22, "rows of the new topic")
+        assert not run.ended, run.tail()
+    assert rows_of(kafka, to) == [*range(10), *range(100, 112)]
 
 
 @pytest.mark.needs("java17")

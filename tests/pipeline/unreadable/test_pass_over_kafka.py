@@ -16,6 +16,7 @@ from gateway.errors import PipelineError, PipelineUnavailable
 from gateway.pipeline.checkpoint.checkpoint import Checkpoint, Sources
 from gateway.pipeline.run.failures import Unreadable
 from gateway.pipeline.state.files import Local
+from gateway.pipeline.topics import Topic
 from gateway.pipeline.unreadable.offsets import Unfinished, find_unfinished
 from gateway.pipeline.unreadable.skip import Source, pass_over
 
@@ -49,7 +50,8 @@ def unfinished_of(root: Path, topic: str) -> Unfinished:
 
 def source(kafka: Broker, topic: str, on_invalid: str = "skip") -> dict[str, Source]:
     made = Input.model_validate({"topic": topic, "onInvalid": on_invalid})
-    return {"t": Source(made, Kafka.model_validate({"servers": kafka.bootstrap}), None)}
+    cluster = Kafka.model_validate({"servers": kafka.bootstrap})
+    return {"t": Source(made, cluster, Topic(topic, "A", 3), None)}
 
 
 def test_one_start_passes_over_what_each_partition_has_next(
