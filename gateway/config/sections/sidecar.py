@@ -83,7 +83,8 @@ class Idempotency(Section):
     )
     partitions: Annotated[Number, within(1, 1000, str)] = Field(
         default=4,
-        description="Of that topic, when it is made; half of them for claims. For busy producers.",
+        description="Of that topic, when it is made, and at most so many are used; half of them "
+        "for claims. The same for all replicas. For busy producers.",
     )
     replication: Annotated[Number, within(1, 100, str)] | None = Field(
         default=None,

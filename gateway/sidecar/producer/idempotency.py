@@ -56,6 +56,16 @@ Work = Callable[[Transactions, Callable[[bytes], Write]], Awaitable[tuple[bytes,
 answer, which it returns with the offsets of them all."""
 
 
+class Layout(NamedTuple):
+    """Which topic is read, and how many of its partitions; the places of a key follow from both.
+
+    topic_id: None where brokers do not tell it.
+    """
+
+    topic_id: UUID | None
+    partitions: int
+
+
 class Answered(NamedTuple):
     """again: it was done before."""
 
@@ -82,7 +92,7 @@ class Ledger:
         self._reads = asyncio.Event()
         self._moved = asyncio.Condition()
         self._failing: dict[TopicPartition | None, KafkaError] = {}  # None: before it is read
-        self._topic_id: UUID | None = None  # of the topic that is read
+        self._layout: Layout | None = None  # of what is read, and of `_next`
 
     async def once(self, scope: str, digest: bytes, work: Work) -> Answered:
         """Of the first who came with this scope, in the window. scope: identity, topic and key.
@@ -165,7 +175,7 @@ class Ledger:
         self, key: bytes, digest: bytes, work: Work, mine: _Mine, by: Transactions
     ) -> Answered | None:
         mine.working = True
-        place, topic_id, at = self._places(key)[1], self._topic_id, 0
+        place, layout, at = self._places(key)[1], self._layout, 0
 
         def result(body: bytes) -> Write:
             nonlocal at
@@ -187,7 +197,7 @@ class Ledger:
         mine.over(by)
         self._keep(key, body)
         offset = placed[place][-1]
-        if offset >= 0 and topic_id == self._topic_id:
+        if offset >= 0 and layout == self._layout:
             self.claims.apply_result(key, Result(digest, place, offset, at / 1000))
             await self._notify()
         return Answered(body, again=False)
@@ -226,14 +236,14 @@ class Ledger:
         was refused (422) for as long as the release was not read.
         """
         place, name = self._places(key)[0], key + owner.encode()
-        held, topic_id = self.claims.claim_of(key, owner), self._topic_id
+        held, layout = self.claims.claim_of(key, owner), self._layout
         try:
             offset = await self._context.producer.put(place, name, None, within=self._within)
         except KafkaError as exc:
             log.debug("a claim is not released, which waits for its end now: %s", exc)
             return
-        if topic_id != self._topic_id:
-            return  # the offset is of another topic than the claims, or may be
+        if layout != self._layout:
+            return  # the offset is of another partition than the claims, or may be
         if held is not None:  # where Kafka does not say the offset: it is behind that claim
             offset = max(offset, held.offset + 1)
         self.claims.apply_release(key, owner, place, offset)
@@ -242,7 +252,8 @@ class Ledger:
     # what is read
 
     async def run(self) -> None:
-        """Read for as long as it runs; anew where the topic was deleted or replaced."""
+        """Read for as long as it runs; anew where the topic was deleted, replaced or enlarged to
+        what is used of it."""
         self._reads.clear()
         await self._wanted.wait()
         while True:
@@ -251,7 +262,7 @@ class Ledger:
             await asyncio.sleep(AGAIN)  # brokers may not agree yet on what became of it
 
     async def _follow_all(self, places: Sequence[TopicPartition]) -> None:
-        """Read all partitions until the topic is gone or another one."""
+        """Read all partitions that are used, until the topic is not current any more."""
         tasks = [asyncio.create_task(self._follow(place)) for place in places]
         tasks.append(asyncio.create_task(self._sweep()))
         try:
@@ -298,7 +309,8 @@ class Ledger:
         """Find the topic, or make it, and where to read its partitions from."""
         cluster = self._context.cluster
         known = await self._topic()
-        places = [TopicPartition(known.name, number) for number in known.partitions]
+        layout = self._layout_of(known)
+        places = [TopicPartition(known.name, number) for number in range(layout.partitions)]
         since = int((time.time() - self._section.window - SLACK) * 1000)
         # First the ends, of what is committed: a claim that comes between the two is read then.
         ends = await cluster.list_offsets(dict.fromkeys(places, LATEST))
@@ -311,8 +323,23 @@ class Ledger:
                 raise BrokerUnavailable(f"{place} cannot be read (code {code})")
             begins[place] = told.offset if told.offset >= 0 else end.offset
         self.claims.restart()
-        self._next, self._topic_id = begins, known.topic_id
+        self._next, self._layout = begins, layout
         return places
+
+    def _layout_of(self, known: TopicAnswer) -> Layout:
+        """Return how a topic is used.
+
+        At most as many partitions are used as the topic is made with. Partitions that are added
+        later are not, so that a replica that started before that and one that started after it
+        look for a key in the same place.
+        """
+        used = min(len(known.partitions), self._section.partitions)
+        return Layout(known.topic_id, used if used == 1 else used // 2 * 2)
+
+    def _is_current(self) -> bool:
+        """Return whether the topic is there, and used as it is read."""
+        known = self._context.cluster.topic(self._section.topic)
+        return known is not None and not known.error and self._layout_of(known) == self._layout
 
     async def _topic(self) -> TopicAnswer:
         name, section = self._section.topic, self._section
@@ -341,9 +368,9 @@ class Ledger:
         return TopicPartition(self._section.topic, at), TopicPartition(self._section.topic, at + 1)
 
     async def _follow(self, place: TopicPartition) -> None:
-        """Read a partition until the topic is gone or another one."""
+        """Read a partition until the topic is not current any more."""
         cluster = self._context.cluster
-        while self._context.is_current(self._section.topic, self._topic_id):
+        while self._is_current():
             try:
                 got = await piece(cluster, place, self._next[place], max_wait=WAIT)
             except KafkaError as exc:

@@ -1,15 +1,26 @@
-"""Where a ledger begins to read, alone; what it does with that is tested over the socket."""
+"""Ledgers without the sidecar around them: where they begin to read, and several on one topic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from gateway.config.sections.sidecar import Producer
+from support.letters import committed
+from support.until import until
+
+from gateway.config.sections.sidecar import Idempotency, Producer
 from gateway.core.log.record import TopicPartition
+from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, Offset
-from gateway.sidecar.producer.idempotency import Ledger
+from gateway.kafka.produce.producer import Producer as Writer
+from gateway.kafka.produce.transactions import Placed, Transactions, Write
+from gateway.sidecar.context import Context
+from gateway.sidecar.producer.idempotency import Ledger, Work
+from gateway.sidecar.producer.transactions import Transactors
 
 
 class Log:
@@ -45,3 +56,100 @@ async def test_a_claim_that_is_written_while_it_looks_where_to_begin_is_read():
     ledger = Ledger(context, Producer(), transactors=None)  # type: ignore[arg-type]
     places = await ledger._begin()
     assert {tp.partition: ledger._next[tp] for tp in places} == log.first_new
+
+
+async def test_partitions_beyond_those_that_it_makes_the_topic_with_are_not_read():
+    log = Log()
+
+    async def topic(name: str) -> Any:
+        return SimpleNamespace(name=name, partitions=dict.fromkeys(range(8)), topic_id=None)
+
+    log.ends = dict.fromkeys(range(8), 0)
+    context: Any = SimpleNamespace(cluster=log, topic=topic)
+    section = Producer(idempotency=Idempotency(partitions=5))
+    ledger = Ledger(context, section, transactors=None)  # type: ignore[arg-type]
+    assert [tp.partition for tp in await ledger._begin()] == [0, 1, 2, 3]
+
+
+class Replica:
+    """A ledger of its own on a real cluster, and the work that its requests ask for."""
+
+    def __init__(self, cluster: Cluster, section: Producer, name: str) -> None:
+        context: Any = Context(None, cluster, None, None, None)  # type: ignore[arg-type]
+        self.writer = context.producer = Writer(cluster)
+        self.cluster = cluster
+        self.transactors = Transactors(context, section.transaction_timeout)
+        self.ledger = Ledger(context, section, self.transactors)
+        self._name = name
+
+    def writing(self, value: bytes) -> Work:
+        """Write a record and the answer."""
+
+        async def work(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+            now = time.time_ns() // 1_000_000
+            record = Write(TopicPartition(self._name, 0), None, value, (), now)
+            return b"done", await by.commit([record], then=lambda _: [result(b"done")])
+
+        return work
+
+    async def write(self, key: str) -> bool:
+        """Return whether it was done before."""
+        answered = await self.ledger.once(key, b"d" * 16, self.writing(key.encode()))
+        return answered.again
+
+
+@asynccontextmanager
+async def replica(
+    kafka: Any, name: str, log: str, *, patience: str = "5s", partitions: int = 4
+) -> AsyncIterator[Replica]:
+    """A replica that writes to the topic `name`."""
+    idempotency = Idempotency(topic=log, partitions=partitions)
+    section = Producer.model_validate({"timeout": patience, "idempotency": idempotency})
+    async with Cluster(ClusterSettings(kafka.bootstrap, metadata_max_age=0.2)) as cluster:
+        cluster.metadata.watch(name, await cluster.describe(name))
+        made = Replica(cluster, section, name)
+        running = asyncio.create_task(made.ledger.run())
+        try:
+            yield made
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await made.transactors.close()
+            await made.writer.close(0.0)
+
+
+def values(kafka: Any, topic: str) -> list[bytes]:
+    return sorted(each.value() for each in committed(kafka, topic))
+
+
+def partitions_of(cluster: Cluster, topic: str) -> Mapping[int, Any]:
+    known = cluster.topic(topic)
+    assert known is not None
+    return known.partitions
+
+
+async def write_by_two_with_partitions_added(kafka: Any, topic: Any, used: int, more: int) -> None:
+    """Have keys written by a replica that started before partitions are added, and a later one."""
+    name, log = topic(), topic(2)
+    keys = [f"k{number}" for number in range(12)]
+    async with replica(kafka, name, log, partitions=used) as one:
+        assert not await one.write("first")
+        await asyncio.to_thread(kafka.admin.add_partitions, log, more)
+        async with replica(kafka, name, log, partitions=used) as two:
+            await until(lambda: len(partitions_of(one.cluster, log)) == more)
+            await until(one.ledger._is_current)
+            told = [(await two.write(key), await one.write(key)) for key in keys]
+    assert told == [(False, True)] * 12
+    assert values(kafka, name) == sorted([b"first", *(key.encode() for key in keys)])
+
+
+async def test_partitions_that_are_added_make_no_difference_to_keys(kafka: Any, topic: Any):
+    """A replica that had started before looked for keys elsewhere than one that started after it,
+    and both wrote 7 of 12."""
+    await write_by_two_with_partitions_added(kafka, topic, used=2, more=8)
+
+
+async def test_a_replica_uses_the_partitions_that_were_missing_once_they_are_added(
+    kafka: Any, topic: Any
+):
+    await write_by_two_with_partitions_added(kafka, topic, used=8, more=8)
