@@ -18,7 +18,9 @@ release early does not change that. It takes away only the claim of an owner tha
 is not going to, and the next claim then is first in the log, too: all before it has been read.
 (Unless that one has been given up meanwhile by somebody who took it over, and so fenced its owner.)
 To take over a claim of another owner is not safe by this alone: its release may be there, not yet
-read, and its key somebody else's. Whoever takes over reads to the end of the log first.
+read, and its key somebody else's. Whoever takes over reads to the end of the log first. Nor
+may a release be written once its claim is taken over: all readers would drop the claim that another
+works under. Writing one has to fail for whoever is fenced.
 """
 
 from __future__ import annotations

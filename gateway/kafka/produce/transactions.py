@@ -33,6 +33,7 @@ from gateway.kafka.protocol.transaction_messages import (
     CommitOffsetsRequest,
     EndRequest,
     Identity,
+    Said,
 )
 
 from .pending_records import Headers, size_of
@@ -44,7 +45,8 @@ WITHIN = 30.0  # seconds for Kafka to get over what passes
 AGAIN = 0.02  # seconds; the markers of the last transaction are being written
 TRANSACTION = 1  # the type of a coordinator's key
 
-FENCED = frozenset({47, 48, 49, 90})  # epoch, state, id mapping, PRODUCER_FENCED
+INVALID_TXN_STATE = 48
+FENCED = frozenset({47, INVALID_TXN_STATE, 49, 90})  # epoch, state, id mapping, PRODUCER_FENCED
 # CONCURRENT_TRANSACTIONS, COORDINATOR_LOAD_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION of a new topic
 PASSING = frozenset({51, 14, 3})
 MOVED = frozenset({15, 16})  # COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR
@@ -85,7 +87,7 @@ class Transactions:
 
     @property
     def started(self) -> bool:
-        """False again after a failure."""
+        """False again after a failure that leaves open what became of the transaction."""
         return self._producer is not None
 
     async def start(self) -> None:
@@ -109,7 +111,7 @@ class Transactions:
 
         then: what is to be written besides, once it is known where the others are.
         Raises Fenced: somebody else has the id; PartitionFailed with Kafka's code where a record is
-        refused, AccessDenied, BrokerUnavailable. `start` again after any of them.
+        refused, AccessDenied, BrokerUnavailable. `start` again unless it is still `started`.
         """
         if self._producer is None:
             raise KafkaError(f"the transactional id {self.id} is not started")
@@ -119,20 +121,32 @@ class Transactions:
                 besides = await self._write(self._producer, then(placed), "", {})
                 for tp, more in besides.items():
                     placed.setdefault(tp, []).extend(more)
-            await self._end(self._producer, commit=True)
+            request = EndRequest(Identity(self.id, self._producer), True)
+            await self._asked(request, lambda answer: answer.error)
         except BaseException as error:
             producer, self._producer = self._producer, None
-            if isinstance(error, PartitionFailed | AccessDenied):
-                await self._undo(producer)
+            if isinstance(error, PartitionFailed | AccessDenied) and await self._undo(producer):
+                self._producer = producer
             raise
         return placed
 
-    async def _undo(self, producer: Producer) -> None:
-        """At once, so that readers of committed records need not wait for the next start."""
+    async def _undo(self, producer: Producer) -> bool:
+        """Return whether it is undone, and the id still ours. Raises Fenced where it is not.
+
+        At once, so that readers of committed records need not wait for the next start.
+        """
+
+        def error_of(answer: Said) -> int:
+            # Kafka looks at the state after id and epoch: nothing was open.
+            return 0 if answer.error == INVALID_TXN_STATE else answer.error
+
         try:
-            await self._end(producer, commit=False)
+            await self._asked(EndRequest(Identity(self.id, producer), False), error_of)
+        except Fenced:
+            raise
         except KafkaError:
-            return
+            return False
+        return True
 
     async def _write(
         self,
@@ -197,9 +211,6 @@ class Transactions:
 
         await self._until_done(ask, f"{tp}")
         return offset
-
-    async def _end(self, producer: Producer, *, commit: bool) -> None:
-        await self._asked(EndRequest(Identity(self.id, producer), commit), lambda a: a.error)
 
     # asking until it is done
 

@@ -5,8 +5,10 @@ waits until it has heard it: the first claim of a key has it (`core.claims`). It
 records and their answer in one transaction under that id; the others wait for the answer. A claim
 whose time is up is taken over, by its transactional id: whoever had that is fenced, and what it
 left open is undone, before the log is read once more to its end. Only then, if there is no answer
-yet and the claim was not released meanwhile, are the records written. Claims and answers have
-partitions of their own, so that no open transaction holds up the hearing of claims.
+yet and the claim was not released meanwhile, are the records written. A release is a transaction
+under the same id, too: whoever is fenced cannot release a claim that another works under by then,
+however late its requests come to Kafka. Claims and answers have partitions of their own, so that
+the transactions of requests, which may be long, do not hold up the hearing of claims.
 
 What this process wrote, releases and answers, it knows once Kafka has acknowledged it, however far
 behind it reads; `core.claims` says why that is safe. Other replicas read it.
@@ -118,7 +120,7 @@ class Ledger:
             raise BrokerUnavailable(what, timeout=mine.working, retry_after=1.0) from None
         finally:
             if mine.lent is not None and not mine.working:
-                self._transactors.beside(self._release(key, mine.lent.id))
+                self._transactors.beside(self._withdraw(key, mine))
 
     async def _attempt(self, key: bytes, digest: bytes, work: Work, mine: _Mine) -> Answered | None:
         """None: look again."""
@@ -132,16 +134,17 @@ class Ledger:
         first = self.claims.first(key)
         if first is None:
             mine.lent = mine.lent or await self._transactors.lend()
-            await self._claim(key, digest, mine.lent.id)
+            await self._claim(key, digest, mine, mine.lent.id)
             return None
         _same(first.digest, digest)
         if mine.lent is not None and first.owner == mine.lent.id and mine.lent.started:
-            return await self._work(key, digest, work, mine, mine.lent)
-        left = first.until - time.time()
-        if left > 0:
+            found = await self._work(key, digest, work, mine, mine.lent)
+            if found is not None or self.claims.first(key) != first:
+                return found
+        elif (left := first.until - time.time()) > 0:
             await self._changes(key, first, left)
             return None
-        if key not in self._taken:
+        elif key not in self._taken:
             self._taken.add(key)
             try:
                 found = await self._take_over(key, digest, work, mine, first)
@@ -159,8 +162,8 @@ class Ledger:
         """Do it in place of its owner, whose time is up. None: look again.
 
         Where claims are read late, it may have been released long since, and the key be another's
-        who works on it under an id of its own, which is not fenced here.
-        (A release that its owner writes even later, long after its time was up, is not seen here.)
+        who works on it under an id of its own, which is not fenced here. A release of the claim is
+        in the log by now, or never will be: it takes the id, which is ours.
         """
         taken = Transactions(self._context.cluster, first.owner)
         await taken.start()
@@ -187,7 +190,8 @@ class Ledger:
         except Fenced:
             return None  # another is at it: its answer is waited for, the claim stays
         except (PartitionFailed, AccessDenied):
-            await self._release_shielded(key, by.id)
+            if not await self._release_shielded(key, by):
+                return None  # another is at it, too
             mine.over(by)
             raise
         except KafkaError as exc:
@@ -210,44 +214,66 @@ class Ledger:
         await self._caught_up(self._places(key)[1])
         if self.claims.result(key, time.time()) is not None:
             return None
-        await self._release_shielded(key, by.id)
+        if not await self._release_shielded(key, by):
+            return None
         mine.over(by)
         raise BrokerUnavailable(f"{failure}; it is not written", retry_after=1.0) from failure
 
     # what is written
 
-    async def _claim(self, key: bytes, digest: bytes, owner: str) -> None:
+    async def _claim(self, key: bytes, digest: bytes, mine: _Mine, owner: str) -> None:
         """And hear of it, and so of all claims before it: they decide whose it is."""
         place = self._places(key)[0]
-        at = await self._context.producer.put(
+        mine.claim = self._context.producer.put(
             place, key + owner.encode(), digest, within=self._within
         )
+        at = await asyncio.shield(mine.claim)
         async with self._moved:
             await self._moved.wait_for(lambda: self._next.get(place, -1) > at)
 
-    async def _release_shielded(self, key: bytes, owner: str) -> None:
-        """Release a claim; a request that is cancelled meanwhile leaves that to go on beside it."""
-        await asyncio.shield(self._transactors.beside(self._release(key, owner)))
+    async def _withdraw(self, key: bytes, mine: _Mine) -> None:
+        """Release a claim that came to nothing, once Kafka has it: not before it."""
+        if mine.claim is not None and mine.lent is not None:
+            await asyncio.wait([mine.claim])
+            await self._release(key, mine.lent)
 
-    async def _release(self, key: bytes, owner: str) -> None:
+    async def _release_shielded(self, key: bytes, by: Transactions) -> bool:
+        """Release a claim; a request that is cancelled meanwhile leaves that to go on beside it."""
+        return await asyncio.shield(self._transactors.beside(self._release(key, by)))
+
+    async def _release(self, key: bytes, by: Transactions) -> bool:
         """Write that a claim is released, and know it as soon as Kafka has it.
 
         A client that was told that its records are refused may use the key for others at once. It
         was refused (422) for as long as the release was not read.
+
+        It is not a record by itself, which could be sent in time and come to Kafka when somebody
+        had taken the claim over. All replicas would drop the claim that is worked under then, and
+        another request with the key would be written beside.
+
+        Returns:
+            False where somebody has taken the claim over: it is not released then.
         """
-        place, name = self._places(key)[0], key + owner.encode()
+        place, owner = self._places(key)[0], by.id
         held, layout = self.claims.claim_of(key, owner), self._layout
+        release = Write(place, key + owner.encode(), None, (), time.time_ns() // 1_000_000)
         try:
-            offset = await self._context.producer.put(place, name, None, within=self._within)
+            placed = await by.commit([release])
+        except Fenced:
+            return False
         except KafkaError as exc:
             log.debug("a claim is not released, which waits for its end now: %s", exc)
-            return
+            if not by.started:
+                self._transactors.settle(by)  # an open transaction holds up the hearing of claims
+            return True
         if layout != self._layout:
-            return  # the offset is of another partition than the claims, or may be
+            return True  # the offset is of another partition than the claims, or may be
+        offset = placed[place][0]
         if held is not None:  # where Kafka does not say the offset: it is behind that claim
             offset = max(offset, held.offset + 1)
         self.claims.apply_release(key, owner, place, offset)
         await self._notify()
+        return True
 
     # what is read
 
@@ -448,10 +474,12 @@ class Ledger:
 
 
 class _Mine:
-    """lent: what this request claims with. working: it may have been done by this request."""
+    """lent: what this request claims with. claim: its record, the latest. working: it may have
+    been done by this request."""
 
     def __init__(self) -> None:
         self.lent: Transactions | None = None
+        self.claim: asyncio.Future[int] | None = None
         self.working = False
 
     def over(self, by: Transactions) -> None:

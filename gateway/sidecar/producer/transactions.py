@@ -6,7 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gateway.core.log.record import TopicPartition
 from gateway.errors import BrokerUnavailable, KafkaError, PartitionFailed
@@ -19,6 +19,7 @@ from .outcome import NotWritten
 
 IDLE = 3600.0  # seconds after which a transactional id is not used again: Kafka forgets it in time
 
+T = TypeVar("T")
 Then = Callable[[Placed], Sequence[Write]]
 
 
@@ -30,7 +31,7 @@ class Transactors:
         self._context = context
         self._timeout = timeout
         self._idle: list[tuple[float, Transactions]] = []
-        self._settling: set[asyncio.Task[None]] = set()
+        self._settling: set[asyncio.Task[Any]] = set()
 
     async def lend(self) -> Transactions:
         """Raises BrokerUnavailable, AccessDenied."""
@@ -52,7 +53,7 @@ class Transactors:
         """What it left open holds up readers: have it ended in the background."""
         self.beside(_settled(transactions))
 
-    def beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def beside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Whatever becomes of the request."""
         task = asyncio.create_task(work)
         self._settling.add(task)

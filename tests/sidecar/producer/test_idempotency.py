@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from support.letters import committed
 from support.until import until
 
 from gateway.config.sections.sidecar import Idempotency, Producer
 from gateway.core.log.record import TopicPartition
+from gateway.errors import PartitionFailed
 from gateway.kafka.client.cluster import Cluster, ClusterSettings
 from gateway.kafka.client.offsets import LATEST, Offset
 from gateway.kafka.produce.producer import Producer as Writer
@@ -153,3 +155,54 @@ async def test_a_replica_uses_the_partitions_that_were_missing_once_they_are_add
     kafka: Any, topic: Any
 ):
     await write_by_two_with_partitions_added(kafka, topic, used=8, more=8)
+
+
+async def test_a_claim_that_was_taken_over_is_not_released_by_whoever_had_it(
+    kafka: Any, topic: Any
+):
+    """The first is refused, and slow to undo that. By the time that it released its claim another
+    worked under it, and a third found the key free and wrote the record beside."""
+    name, log = topic(), topic(2)
+    refused, taken, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def refuse(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+        if not refused.is_set():
+            await refused.wait()
+            raise PartitionFailed("it is too large", topic=name, partition=0, code=10)
+        return await one.writing(b"k")(by, result)
+
+    async with (
+        replica(kafka, name, log, patience="2s") as one,
+        replica(kafka, name, log, patience="2s") as two,
+    ):
+        write = two.writing(b"k")
+
+        async def wait(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+            taken.set()
+            await go_on.wait()
+            return await write(by, result)
+
+        digest = b"d" * 16
+        first = asyncio.create_task(one.ledger.once("k", digest, refuse))
+        await until(lambda: two.ledger.claims._claims or one.ledger.claims._claims)
+        second = asyncio.create_task(two.ledger.once("k", digest, wait))
+        async with asyncio.timeout(60):
+            await taken.wait()
+        refused.set()
+        await asyncio.wait([first], timeout=0.5)
+        third = asyncio.create_task(one.write("k"))
+        await asyncio.wait([third], timeout=0.5)
+        go_on.set()
+        told = await asyncio.gather(first, second, third, return_exceptions=True)
+    assert values(kafka, name) == [b"k"]
+    assert not any(isinstance(each, BaseException) for each in told), told
+
+
+async def test_a_key_is_free_once_its_records_were_refused(kafka: Any, topic: Any):
+    name, log = topic(configs={"max.message.bytes": "1000"}), topic(2)
+    async with replica(kafka, name, log) as one, replica(kafka, name, log) as two:
+        for each in (one, two):
+            with pytest.raises(PartitionFailed):
+                await each.ledger.once("k", b"d" * 16, each.writing(b"x" * 5000))
+        assert not await one.write("k")
+    assert values(kafka, name) == [b"k"]
