@@ -22,7 +22,7 @@ import logging
 import random
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -167,8 +167,7 @@ class Ledger:
         """
         taken = Transactions(self._context.cluster, first.owner)
         await taken.start()
-        for place in dict.fromkeys(self._places(key)):
-            await self._caught_up(place)
+        await self._catch_up(key)
         if self.claims.result(key, time.time()) is not None or self.claims.first(key) != first:
             return None
         log.info("a request is taken over from %s, which did not end it", first.owner)
@@ -211,7 +210,7 @@ class Ledger:
     ) -> Answered | None:
         """Was it written? Once the id is started anew that is certain. Raises the failure."""
         await by.start()
-        await self._caught_up(self._places(key)[1])
+        await self._catch_up(key)
         if self.claims.result(key, time.time()) is not None:
             return None
         if not await self._release_shielded(key, by):
@@ -222,14 +221,16 @@ class Ledger:
     # what is written
 
     async def _claim(self, key: bytes, digest: bytes, mine: _Mine, owner: str) -> None:
-        """And hear of it, and so of all claims before it: they decide whose it is."""
-        place = self._places(key)[0]
+        """And hear of it, and so of all claims before it: they decide whose it is.
+
+        Or not, where the topic was made anew meanwhile: it may have been written to either.
+        """
+        place, layout = self._places(key)[0], self._layout
         mine.claim = self._context.producer.put(
             place, key + owner.encode(), digest, within=self._within
         )
         at = await asyncio.shield(mine.claim)
-        async with self._moved:
-            await self._moved.wait_for(lambda: self._next.get(place, -1) > at)
+        await self._wait_read({place: at + 1}, layout)
 
     async def _withdraw(self, key: bytes, mine: _Mine) -> None:
         """Release a claim that came to nothing, once Kafka has it: not before it."""
@@ -319,6 +320,7 @@ class Ledger:
             else:
                 self._recover(None)
                 self._reads.set()
+                await self._notify()
                 return places
 
     def _fail(self, place: TopicPartition | None, error: KafkaError) -> None:
@@ -412,7 +414,7 @@ class Ledger:
             if got.next != self._next[place]:
                 self._next[place] = got.next
                 self.claims.advance(place, got.next)
-                await self._notify()
+            await self._notify()  # also without news: the topic may be current again
 
     async def _notify(self) -> None:
         """Have the requests that wait for a change look again."""
@@ -440,11 +442,48 @@ class Ledger:
         except TimeoutError:
             return
 
-    async def _caught_up(self, place: TopicPartition) -> None:
-        """To what is there now, also of transactions that are open now."""
-        end = await offset(self._context.cluster, place, LATEST)
+    async def _catch_up(self, key: bytes) -> None:
+        """Wait until all is read that is there now of a key, also of transactions that are open.
+
+        Where the topic was made anew, positions say nothing until it is read: those of the topic
+        before it are beyond its ends.
+        """
+        while True:
+            layout = self._layout
+            try:
+                ends = {place: await self._end_of(place) for place in self._places(key)}
+            except (PartitionFailed, BrokerUnavailable) as exc:
+                log.debug("the topic of keys cannot be read to its end: %s", exc)
+                await asyncio.sleep(AGAIN)
+                continue
+            if not self._is_current():
+                await asyncio.sleep(AGAIN)  # it is read anew soon
+                continue
+            await self._wait_read(ends, layout)
+            if layout == self._layout:
+                return
+
+    async def _wait_read(self, ends: Mapping[TopicPartition, int], layout: Layout | None) -> None:
+        """Wait until partitions are read to these ends, or others are read than those of a layout.
+
+        What was read of a topic that is gone does not count.
+        """
+
+        def is_read() -> bool:
+            if layout != self._layout:
+                return True
+            return self._is_current() and all(self._next[tp] >= end for tp, end in ends.items())
+
         async with self._moved:
-            await self._moved.wait_for(lambda: self._next.get(place, -1) >= end)
+            await self._moved.wait_for(is_read)
+
+    async def _end_of(self, place: TopicPartition) -> int:
+        """Return where a partition ends, of the topic with the id that is known."""
+        cluster = self._context.cluster
+        end = await offset(cluster, place, LATEST)
+        # Ends are asked for by the topic's name. A fetch, by its id, fails where it was made anew.
+        await piece(cluster, place, end, max_wait=0.0)
+        return end
 
     async def _answer(self, key: bytes, result: Result) -> bytes:
         body = self._recent.get(key)

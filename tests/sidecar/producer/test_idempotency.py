@@ -83,6 +83,17 @@ class Replica:
         self.transactors = Transactors(context, section.transaction_timeout)
         self.ledger = Ledger(context, section, self.transactors)
         self._name = name
+        self._reading: asyncio.Task[None] | None = None
+
+    def resume(self) -> None:
+        """Begin to read, or go on."""
+        self._reading = asyncio.create_task(self.ledger.run())
+
+    async def pause(self) -> None:
+        """Read no more, as a reader that has not noticed yet what became of the topic."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
 
     def writing(self, value: bytes) -> Work:
         """Write a record and the answer."""
@@ -102,20 +113,25 @@ class Replica:
 
 @asynccontextmanager
 async def replica(
-    kafka: Any, name: str, log: str, *, patience: str = "5s", partitions: int = 4
+    kafka: Any,
+    name: str,
+    log: str,
+    *,
+    patience: str = "5s",
+    partitions: int = 4,
+    max_age: float = 0.2,
 ) -> AsyncIterator[Replica]:
-    """A replica that writes to the topic `name`."""
+    """A replica that writes to the topic `name`. max_age: of metadata, in seconds."""
     idempotency = Idempotency(topic=log, partitions=partitions)
     section = Producer.model_validate({"timeout": patience, "idempotency": idempotency})
-    async with Cluster(ClusterSettings(kafka.bootstrap, metadata_max_age=0.2)) as cluster:
+    async with Cluster(ClusterSettings(kafka.bootstrap, metadata_max_age=max_age)) as cluster:
         cluster.metadata.watch(name, await cluster.describe(name))
         made = Replica(cluster, section, name)
-        running = asyncio.create_task(made.ledger.run())
+        made.resume()
         try:
             yield made
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            await made.pause()
             await made.transactors.close()
             await made.writer.close(0.0)
 
@@ -206,3 +222,61 @@ async def test_a_key_is_free_once_its_records_were_refused(kafka: Any, topic: An
                 await each.ledger.once("k", b"d" * 16, each.writing(b"x" * 5000))
         assert not await one.write("k")
     assert values(kafka, name) == [b"k"]
+
+
+async def make_anew(kafka: Any, topic: str) -> None:
+    await asyncio.to_thread(kafka.admin.delete_topic, topic)
+    await asyncio.to_thread(kafka.admin.create_topic, topic, 2)
+
+
+async def test_a_claim_is_not_taken_over_by_what_was_read_of_a_topic_that_is_gone(
+    kafka: Any, topic: Any
+):
+    """The positions were those of the topic of before, and beyond the ends of the one made anew:
+    what stood there was not read, and the record written again."""
+    name, log = topic(), topic(2)
+
+    async def hang(by: Transactions, result: Callable[[bytes], Write]) -> tuple[bytes, Placed]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with replica(kafka, name, log, patience="2s", max_age=60.0) as one:
+        for number in range(5):
+            await one.write(f"{number}")
+        async with replica(kafka, name, log, patience="2s") as gone:
+            owner = asyncio.create_task(gone.ledger.once("k", b"d" * 16, hang))
+            claims = one.ledger.claims._claims
+            await until(lambda: claims)
+            owner.cancel()
+            await asyncio.gather(owner, return_exceptions=True)
+        late = [claim.until for each in claims.values() for claim in each.values()]
+        await until(lambda: time.time() > max(late))
+        await one.pause()
+        await make_anew(kafka, log)
+        async with replica(kafka, name, log) as other:
+            assert not await other.write("k")
+        again = asyncio.create_task(one.write("k"))
+        await asyncio.wait([again], timeout=0.5)
+        one.resume()
+        assert await again
+    assert values(kafka, name).count(b"k") == 1
+
+
+async def test_a_claim_is_written_once_while_a_topic_made_anew_is_not_read_yet(
+    kafka: Any, topic: Any
+):
+    """It was written over and over, since it seemed to be read already."""
+    name, log = topic(), topic(2)
+    async with replica(kafka, name, log) as one:
+        for number in range(5):
+            await one.write(f"{number}")
+        await one.pause()
+        await make_anew(kafka, log)
+        await until(lambda: not one.ledger._is_current())
+        written = asyncio.create_task(one.write("k"))
+        await asyncio.wait([written], timeout=0.5)
+        one.resume()
+        assert not await written
+        claims = [each for each in committed(kafka, log, 2) if len(each.key()) > 16]
+        assert len([each for each in claims if each.value() is not None]) <= 2
+    assert values(kafka, name).count(b"k") == 1
