@@ -261,7 +261,3 @@ class CheckpointRefused(PipelineError):
 
 class PipelineUnavailable(PipelineError):
     """Something that a job needs is away for now: the job is started again after a while."""
-
-
-class TopicMissing(PipelineUnavailable):
-    """A topic that a job reads does not exist, or not yet."""

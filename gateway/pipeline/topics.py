@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from gateway.config import Kafka
-from gateway.errors import PipelineUnavailable, TopicMissing
+from gateway.errors import PipelineUnavailable
 from gateway.pipeline.run.failures import of_kafka
 from gateway.pipeline.spark.connect import client, servers
 
@@ -23,6 +23,10 @@ class Topic(NamedTuple):
     name: str
     id: str
     partitions: int
+
+
+class TopicMissing(PipelineUnavailable):
+    """A topic that a job reads does not exist, or not yet."""
 
 
 MAX_MESSAGE_BYTES = 1_048_588  # Kafka's default

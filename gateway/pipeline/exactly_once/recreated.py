@@ -21,7 +21,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gateway.errors import PipelineError, PipelineUnavailable, TopicMissing
+from gateway.errors import PipelineError, PipelineUnavailable
 from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.checkpoint import (
     RECREATED,
@@ -33,7 +33,7 @@ from gateway.pipeline.checkpoint.checkpoint import (
 )
 from gateway.pipeline.progress import counts
 from gateway.pipeline.state.files import Files, discard_state
-from gateway.pipeline.topics import Topic
+from gateway.pipeline.topics import Topic, TopicMissing
 from gateway.pipeline.unreadable.offsets import forget_ends, write_initial
 from gateway.telemetry import catalog
 

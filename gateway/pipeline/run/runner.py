@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.config.sections.pipeline import Job
 from gateway.config.sections.pipelines import Join, Pipelines
 from gateway.config.sections.settings import Settings
-from gateway.errors import PipelineError, TopicMissing
+from gateway.errors import PipelineError
 from gateway.pipeline import topics
 from gateway.pipeline.checkpoint.place import Place, ready
 from gateway.pipeline.inputs.schemas import has_schema
@@ -183,7 +183,7 @@ def _inputs(settings: Settings, job: Job, *, has_run: bool) -> None:
     for each in query.read(job).values():
         if each.topic not in topics.present(cluster_of(settings.clusters, each.kafka)):
             if has_run:
-                raise TopicMissing(f"topic {each.topic} does not exist any more")
+                raise topics.TopicMissing(f"topic {each.topic} does not exist any more")
             raise PipelineError(f"topic {each.topic} does not exist; make it, or correct its name")
 
 
