@@ -67,7 +67,7 @@ def unknown(path: str) -> str:
     return re.sub(r"\{partition\}", "x", re.sub(r"\{(?!partition)\w+\}", "nothing", path))
 
 
-def test_there_are_operations():
+async def test_there_are_operations():
     assert len(GUARDED) > 45
 
 
